@@ -1,0 +1,2 @@
+"""Where users plug in: `ddp` for DistributedDataParallel, `optimizer` for any module without it,
+`functional` for people who write their own loop."""

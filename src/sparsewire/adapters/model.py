@@ -1,0 +1,74 @@
+"""Finding the DDP module and its parameters, whatever a compiler or framework wrapped around it."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..errors import AttachError
+from ..memory import Memory, MomentumCorrection
+
+_WRAPPERS = ("_orig_mod", "_forward_module", "model", "module")
+
+
+def find_ddp(model: object) -> DistributedDataParallel:
+    """The DDP module itself, or the one inside `torch.compile`, Fabric or a strategy."""
+    seen: list[object] = [model]
+    for candidate in seen:
+        if isinstance(candidate, DistributedDataParallel):
+            return candidate
+        inner = (getattr(candidate, name, None) for name in _WRAPPERS)
+        seen += [
+            thing for thing in inner if thing is not None and all(thing is not s for s in seen)
+        ]
+        if len(seen) > 32:
+            break
+    raise AttachError(
+        f"attach() needs a DistributedDataParallel model, and this {type(model).__name__} holds "
+        f"none: wrap it as DDP(model) first, or use sparsewire.DistributedOptimizer, which needs "
+        f"no DDP"
+    )
+
+
+def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that train, by names that do not change with `torch.compile`."""
+    named = {
+        name.replace("_orig_mod.", ""): parameter
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    }
+    if not named:
+        raise AttachError("this model has no parameter that requires a gradient")
+    for name, parameter in named.items():
+        if not parameter.dtype.is_floating_point:
+            raise AttachError(
+                f"parameter {name} is {parameter.dtype}; only real floating-point gradients can be "
+                f"exchanged"
+            )
+    for name, child in module.named_modules():
+        if isinstance(child, (nn.Embedding, nn.EmbeddingBag)) and child.sparse:
+            raise AttachError(
+                f"{name} is an embedding with sparse=True, whose gradients are sparse tensors "
+                f"already; build it with sparse=False"
+            )
+    return named
+
+
+def check_momentum(memory: Memory, optimizer: torch.optim.Optimizer | None) -> None:
+    """Momentum belongs in the memory or in the optimizer, not in both."""
+    if not isinstance(memory, MomentumCorrection):
+        return
+    if optimizer is None:
+        raise AttachError(
+            "MomentumCorrection must see the optimizer, to make sure that it has no momentum of "
+            "its own: attach(model, scheme, optimizer=optimizer)"
+        )
+    for group in optimizer.param_groups:
+        own = group.get("momentum", 0) or (group.get("betas") or (0,))[0]
+        if own:
+            raise AttachError(
+                f"{type(optimizer).__name__} has momentum {own} of its own, and MomentumCorrection "
+                f"would add it a second time: build the optimizer without momentum, or use "
+                f"memory=ErrorFeedback()"
+            )

@@ -1,0 +1,177 @@
+"""Algorithm 1 for any module without DDP: the learning rate inside the memory.
+
+`DistributedOptimizer` wraps any torch optimizer. Its `step()` exchanges γ·gradient, divides the
+mean by γ again and lets the optimizer do the rest: so the memory holds updates, not gradients, and
+a learning-rate drop does not change what was held back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..errors import NonFiniteError, StateError
+from ..exchange import Call, Exchange
+from ..groups import Alone, Group, drive
+from ..groups.distributed import DistributedGroup
+from ..ledger import Ledger
+from ..memory import LEDGER
+from ..meter import Meter
+from ..report import Report
+from ..scheme import AnyScheme, as_scheme
+from ..selectors import Selector
+from .handshake import handshake
+from .model import check_momentum, named_parameters
+
+
+class DistributedOptimizer(torch.optim.Optimizer):
+    """An optimizer whose gradients are exchanged sparsely between ranks in `step()`.
+
+    p = γ·g + e, q = C(p), x ← x − mean(q), e ← p − q (Eghlidi & Jaggi 2020, Algorithm 1), with the
+    update handed to `optimizer` as the gradient mean(q)/γ: momentum, weight decay and adaptive
+    steps then work on the mean.
+
+    Arguments:
+        model: the module, not wrapped in DDP; its weights are made equal on all ranks.
+        optimizer: any optimizer over the model's parameters.
+        scheme: a `Scheme`, a selector, or either one's text.
+        process_group: the ranks; the default group if None, and no exchange at all without one.
+        timeout: seconds after which a rank that does not answer is an error.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheme: AnyScheme | Selector | str,
+        *,
+        process_group: dist.ProcessGroup | None = None,
+        timeout: float = 60.0,
+    ) -> None:
+        self.scheme = as_scheme(scheme)
+        named = named_parameters(model)
+        check_momentum(self.scheme.memory, optimizer)
+        self.optimizer = optimizer
+        # the wrapped optimizer's own lists, so that schedulers and scalers see one optimizer
+        self.defaults = optimizer.defaults
+        self.param_groups = optimizer.param_groups
+        self.state = optimizer.state
+        self._named = {id(p): (name, p) for name, p in named.items()}
+        self._device = next(iter(named.values())).device
+        self._ledger = Ledger(
+            self.scheme.memory.fields, {name: tuple(p.shape) for name, p in named.items()}
+        )
+        self._meter = Meter()
+        self.steps = 0
+        self.group: Group = Alone()
+        if dist.is_initialized():
+            group = DistributedGroup(process_group, timeout, self._device)
+            handshake(group, self.scheme, named)
+            group.broadcast([*model.parameters(), *model.buffers()])
+            self.group = group
+        self._patch_hooks()
+
+    def _patch_hooks(self) -> None:
+        """What `Optimizer.__init__` would set up beside the lists that are shared here."""
+        for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+            setattr(self, name, getattr(self.optimizer, name))
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Exchange the gradients, then step. All ranks must call it."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        rates = self._rates()
+        if rates:
+            self._exchange(rates)
+        self.optimizer.step()
+        return loss
+
+    def _rates(self) -> dict[str, tuple[nn.Parameter, float]]:
+        """Parameter and γ by name; where γ is 0 nothing is deposited and nothing is sent."""
+        rates = {}
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) in self._named and float(group["lr"]) != 0:
+                    name, _ = self._named[id(parameter)]
+                    rates[name] = (parameter, float(group["lr"]))
+        return rates
+
+    def _exchange(self, rates: dict[str, tuple[nn.Parameter, float]]) -> None:
+        scheme = self.scheme.at(self.steps)
+        segments = scheme.cut({name: tuple(p.shape) for name, (p, _) in rates.items()})
+        dtype = torch.float32
+        for parameter, _ in rates.values():
+            dtype = torch.promote_types(dtype, parameter.dtype)
+        flat = torch.zeros(segments.size, dtype=dtype, device=self._device)
+        for span, view in segments.views(flat):
+            parameter, rate = rates[span.name]
+            if parameter.grad is not None:
+                torch.mul(parameter.grad, rate, out=view.view(span.shape))
+        before, after = self._ledger.open(0, segments, dtype, self._device)
+        call = Call(self.steps, self.group.rank, self.group.size)
+        run = Exchange(scheme, segments, dtype).run(flat, before, after, call, self._meter)
+        try:
+            verdict = drive(run, self.group, self._meter)
+        except BaseException:
+            self._ledger.discard()
+            raise
+        if verdict is not None:
+            self._ledger.discard()
+            raise NonFiniteError(
+                f"NaN or infinity in the gradient at step {self.steps}: {verdict}. No rank took "
+                f"the step and no memory changed"
+            )
+        self._ledger.commit()
+        self.steps += 1
+        self._meter.steps += 1
+        self._meter.values += segments.size
+        for span, view in segments.views(flat):
+            parameter, rate = rates[span.name]
+            mean = view.view(span.shape).div(rate).to(parameter.dtype)
+            parameter.grad = mean if parameter.grad is None else parameter.grad.copy_(mean)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients."""
+        self.optimizer.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's state and this rank's memory: every rank saves its own."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "scheme": repr(self.scheme),
+            "rank": self.group.rank,
+            "world": self.group.size,
+            "step": self.steps,
+            "memory": self._ledger.state(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned on this rank."""
+        here = (repr(self.scheme), self.group.rank, self.group.size)
+        saved = (state_dict.get("scheme"), state_dict.get("rank"), state_dict.get("world"))
+        if saved != here:
+            raise StateError(
+                f"the saved state is of {saved[0]} on rank {saved[1]} of {saved[2]}, and this is "
+                f"{here[0]} on rank {here[1]} of {here[2]}"
+            )
+        self._ledger.load(state_dict["memory"])
+        self.optimizer.load_state_dict(state_dict["optimizer"])
+        self.param_groups = self.optimizer.param_groups
+        self.state = self.optimizer.state
+        self.steps = state_dict["step"]
+
+    def report(self, layers: bool = False) -> Report:
+        """Bytes, ratios, times and the health of the memory, as `Wire.report`."""
+        squares: dict[str, float] = {}
+        for name, _ in self._named.values():
+            kept: dict[str, Tensor] = self._ledger.recall(name)
+            if LEDGER in kept:
+                squares[name] = float(kept[LEDGER].double().square().sum())
+        return Report.of(repr(self.scheme), self._meter, self.group.size, squares, layers)

@@ -1,0 +1,67 @@
+"""Keeping the memory in the unit of the gradients that are added to it.
+
+A learning-rate drop and a GradScaler's new scale both change what one unit of gradient is worth.
+What is remembered from before is multiplied so that it still means the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..ledger import Ledger
+from ..memory import LEDGER
+
+
+class Scaling:
+    """Follows an optimizer's learning rates and a GradScaler's scale, where they are given."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.nn.Parameter],
+        optimizer: torch.optim.Optimizer | None,
+        scaler: torch.amp.GradScaler | None,
+    ) -> None:
+        self.scaler = scaler
+        self._optimizer = optimizer
+        self._names = {id(parameter): name for name, parameter in parameters.items()}
+        self._rates: dict[str, float] = {}
+        self._scale: float | None = None
+
+    def follow(self, ledger: Ledger) -> None:
+        """Called before each step's deposit."""
+        if self._optimizer is not None:
+            ledger.scale(self._rate_changes(self._optimizer), (LEDGER,))
+        if self.scaler is not None and self.scaler.is_enabled():
+            scale = float(self.scaler.get_scale())
+            if self._scale is not None and scale != self._scale:
+                ledger.scale(
+                    dict.fromkeys(self._names.values(), scale / self._scale), ledger.fields
+                )
+            self._scale = scale
+
+    def _rate_changes(self, optimizer: torch.optim.Optimizer) -> dict[str, float]:
+        """Old rate over new for every parameter whose rate changed; a rate of 0 is passed over."""
+        changes = {}
+        for group in optimizer.param_groups:
+            rate = float(group["lr"])
+            for parameter in group["params"]:
+                name = self._names.get(id(parameter))
+                if name is None or rate == 0:
+                    continue
+                old = self._rates.get(name, rate)
+                if old != rate:
+                    changes[name] = old / rate
+                self._rates[name] = rate
+        return changes
+
+    def state(self) -> dict[str, Any]:
+        """Rates and scale that the memory is in."""
+        return {"rates": dict(self._rates), "scale": self._scale}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` returned."""
+        self._rates = dict(state["rates"])
+        self._scale = state["scale"]

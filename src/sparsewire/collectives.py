@@ -1,0 +1,142 @@
+"""How messages meet, so that every rank ends with the same mean.
+
+A collective does no I/O: it is a generator that yields what it wants communicated (`Gather`,
+`Reduce`) and is sent the answer. A driver in `groups/` carries the requests: over the network,
+between simulated workers, or not at all.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from .notation import Part
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Give me every rank's payload: uint8, the same number of bytes on all ranks.
+
+    The answer is a list of tensors in rank order.
+    """
+
+    payload: Tensor
+
+    def traffic(self, world: int) -> int:
+        """Bytes this rank sends, and as many that it receives."""
+        return gather_traffic(self.payload.numel(), world)
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """Give me the sum of all ranks' values, added in rank order in `dtype`.
+
+    Every rank adds up one share of the coordinates and then shows it to the others, so the bits do
+    not depend on where a value lies in the message, as they do in a backend's ring all-reduce.
+    """
+
+    payload: Tensor
+    dtype: torch.dtype
+
+    def traffic(self, world: int) -> int:
+        """Bytes this rank sends, and as many that it receives."""
+        return reduce_traffic(
+            self.payload.numel(), self.payload.dtype.itemsize, self.dtype.itemsize, world
+        )
+
+
+Request = Gather | Reduce
+Talk = Generator[Request, Any, None]
+
+
+def gather_traffic(nbytes: int, world: int) -> int:
+    """Bytes each rank sends when every rank's message of `nbytes` reaches every other."""
+    return (world - 1) * nbytes
+
+
+def reduce_traffic(count: int, width: int, sum_width: int, world: int) -> int:
+    """Bytes each rank sends to have `count` values of `width` bytes added up everywhere."""
+    return (world - 1) * share_size(count, world) * (width + sum_width)
+
+
+def share_size(count: int, world: int) -> int:
+    """How many of `count` values each rank adds up: equal shares, the last one padded."""
+    return -(-count // world)
+
+
+def ordered_sum(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """The sum in rank order, which fixes its bits."""
+    total = parts[0].to(dtype, copy=True)
+    for part in parts[1:]:
+        total += part.to(dtype)
+    return total
+
+
+class Desk(Protocol):
+    """What a collective needs from the exchange it works for."""
+
+    world: int
+
+    def write(self, indices: Tensor, values: Tensor) -> Tensor:
+        """One rank's message."""
+
+    def read(self, message: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+        """Rank `rank`'s indices and values again."""
+
+    def narrow(self, indices: Tensor, values: Tensor) -> Tensor:
+        """One rank's values as the numbers that travel."""
+
+    def add(self, indices: Tensor, values: Tensor) -> None:
+        """Add to the mean that is being written into the gradient."""
+
+
+class Collective(Part, ABC):
+    """Carries messages. `adds`: messages are added on the way, so ranks must share coordinates."""
+
+    adds: ClassVar[bool]
+
+    @abstractmethod
+    def meet(self, indices: Tensor, values: Tensor, desk: Desk) -> Talk:
+        """Exchange this rank's entries and hand the mean to `desk.add`."""
+
+    @abstractmethod
+    def traffic(self, message: int, count: int, width: int, sum_width: int, world: int) -> int:
+        """Bytes each rank sends, as many as it receives, for messages of this size."""
+
+
+@dataclass(frozen=True, repr=False)
+class AllGather(Collective):
+    """Every rank receives every rank's message and adds them up itself, in rank order."""
+
+    adds = False
+
+    def meet(self, indices: Tensor, values: Tensor, desk: Desk) -> Talk:
+        messages = yield Gather(desk.write(indices, values))
+        for rank, message in enumerate(messages):
+            theirs, numbers = desk.read(message, rank)
+            desk.add(theirs, numbers / desk.world)
+
+    def traffic(self, message: int, count: int, width: int, sum_width: int, world: int) -> int:
+        return gather_traffic(message, world)
+
+
+@dataclass(frozen=True, repr=False)
+class AllReduce(Collective):
+    """Values at the same coordinates are added on the way, in rank order; no index travels."""
+
+    adds = True
+
+    def meet(self, indices: Tensor, values: Tensor, desk: Desk) -> Talk:
+        total = yield Reduce(desk.narrow(indices, values), values.dtype)
+        desk.add(indices, total / desk.world)
+
+    def traffic(self, message: int, count: int, width: int, sum_width: int, world: int) -> int:
+        return reduce_traffic(count, width, sum_width, world)
+
+
+ALL: tuple[type[Collective], ...] = (AllGather, AllReduce)

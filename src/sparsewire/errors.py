@@ -1,0 +1,34 @@
+"""What can go wrong, as exceptions written for the person who reads them.
+
+Every one derives from `SparsewireError`, so `except sw.SparsewireError` catches all of them.
+"""
+
+from __future__ import annotations
+
+
+class SparsewireError(RuntimeError):
+    """Base of every error that sparsewire raises on purpose."""
+
+
+class SchemeError(SparsewireError, ValueError):
+    """A scheme that cannot be read, or whose parts cannot work together."""
+
+
+class AttachError(SparsewireError, ValueError):
+    """A model that cannot be attached to as it is."""
+
+
+class StateError(SparsewireError, ValueError):
+    """Saved state that does not belong to this scheme, model or rank."""
+
+
+class ExchangeError(SparsewireError):
+    """An exchange that could not finish: a peer is gone, or the deadline has passed."""
+
+
+class DisagreementError(ExchangeError):
+    """Ranks that disagree on scheme, layout or step."""
+
+
+class NonFiniteError(ExchangeError):
+    """NaN or infinity in some rank's gradient."""

@@ -1,0 +1,247 @@
+"""The five steps, for one scheme and one cut gradient: deposit, withdraw, write, exchange, apply.
+
+`Exchange.run` is a generator that yields what it wants communicated and is sent the answer. It
+knows nothing of networks, threads or devices; the drivers in `groups/` carry its requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .collectives import Gather, Request
+from .kernels import reference as kernels
+from .memory import LEDGER
+from .message import FINE, HEADER_BYTES, Header, compare, fingerprint, layout_fingerprint
+from .meter import Meter
+from .scheme import Scheme
+from .segments import Segments
+from .selectors import Draw
+
+
+@dataclass(frozen=True)
+class Call:
+    """Which exchange this is: the `step` and `bucket`, on `rank` of `world`."""
+
+    step: int
+    rank: int
+    world: int
+    bucket: int = 0
+
+
+@dataclass(frozen=True)
+class Unsound:
+    """NaN or infinity, by rank and first parameter. The gradient is as it was."""
+
+    parameters: Mapping[int, str]
+
+    def __str__(self) -> str:
+        return "; ".join(f"rank {rank} in {name}" for rank, name in self.parameters.items())
+
+
+Run = Generator[Request, Any, Unsound | None]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Runs a scheme over gradients cut into `segments`.
+
+    `skips_unused`: a parameter whose gradient is zero on all ranks is left out, memory included,
+    because DDP will not hand its mean to the optimizer (`find_unused_parameters`).
+    """
+
+    scheme: Scheme
+    segments: Segments
+    dtype: torch.dtype = torch.float32
+    skips_unused: bool = False
+
+    @cached_property
+    def index_bytes(self) -> int:
+        """Bytes for indices in one message."""
+        return self.scheme.indices.nbytes(self.segments)
+
+    @cached_property
+    def value_count(self) -> int:
+        """Values in one message: the selected ones, then those that travel whole."""
+        return self.segments.room + self.segments.whole_size
+
+    @cached_property
+    def value_bytes(self) -> int:
+        """Bytes for values in one message."""
+        return self.scheme.values.nbytes(self.value_count)
+
+    @cached_property
+    def message_bytes(self) -> int:
+        """Bytes of one message, without the header that goes ahead."""
+        return self.index_bytes + self.value_bytes
+
+    @cached_property
+    def _fingerprints(self) -> tuple[int, int]:
+        unused = "skips unused" if self.skips_unused else ""
+        return (
+            fingerprint(repr(self.scheme), unused),
+            layout_fingerprint(self.segments, self.dtype),
+        )
+
+    def traffic(self, world: int) -> int:
+        """Bytes each rank sends in one exchange, as many as it receives, headers included."""
+        ahead = HEADER_BYTES + (len(self.segments.spans) if self.skips_unused else 0)
+        payload = self.scheme.collective.traffic(
+            self.message_bytes,
+            self.value_count,
+            self.scheme.values.dtype.itemsize,
+            self.dtype.itemsize,
+            world,
+        )
+        return (world - 1) * ahead + payload
+
+    def run(
+        self,
+        gradient: Tensor,
+        before: Mapping[str, Tensor],
+        after: Mapping[str, Tensor],
+        call: Call,
+        meter: Meter,
+    ) -> Run:
+        """Exchange one flat gradient, which ends up holding the mean over all ranks.
+
+        Reads the memory `before` and writes `after`; it is for the caller to keep `after`, or not.
+        """
+        with meter.stage("select"):
+            norms, unsound = self._inspect(gradient, meter)
+            if unsound == FINE:
+                indices, values = self._withdraw(gradient, before, after, call)
+
+        header = self._header(call, unsound)
+        answers = yield Gather(header.pack())
+        headers = [Header.unpack(data, rank) for rank, data in enumerate(answers)]
+        compare(headers, header, repr(self.scheme))
+        bad = {h.rank: self.segments.spans[h.unsound].name for h in headers if h.unsound != FINE}
+        if bad:
+            return Unsound(bad)
+
+        if self.skips_unused:
+            used = yield Gather((norms != 0).to(torch.uint8))
+            self._leave_out(torch.stack(list(used)).amax(dim=0), indices, values, before, after)
+
+        desk = _Desk(self, gradient, after[LEDGER], call, meter)
+        yield from self.scheme.collective.meet(indices, values, desk)
+        return None
+
+    def _header(self, call: Call, unsound: int) -> Header:
+        scheme, layout = self._fingerprints
+        return Header(
+            call.rank, call.step, call.bucket, scheme, layout, self.message_bytes, unsound
+        )
+
+    def _inspect(self, gradient: Tensor, meter: Meter) -> tuple[Tensor, int]:
+        """The norm of every parameter's gradient, and the first one that is not finite."""
+        views = [view for _, view in self.segments.views(gradient)]
+        norms = torch.stack(torch._foreach_norm(views))
+        on_host = norms.tolist()
+        unsound = FINE
+        for number, (span, norm) in enumerate(zip(self.segments.spans, on_host, strict=True)):
+            meter.gradient_squares[span.name] = norm * norm
+            # a norm can overflow where all numbers are finite, so look again before judging
+            if not norm < float("inf") and unsound == FINE and not views[number].isfinite().all():
+                unsound = number
+        return norms, unsound
+
+    def _withdraw(
+        self,
+        gradient: Tensor,
+        before: Mapping[str, Tensor],
+        after: Mapping[str, Tensor],
+        call: Call,
+    ) -> tuple[Tensor, Tensor]:
+        memory, ledger = self.scheme.memory, after[LEDGER]
+        addend = memory.addend(gradient, before, after, self.segments, call.world)
+        draw = Draw(self.scheme.seed, call.step, call.rank)
+        indices, selected = self.scheme.selector.withdraw(
+            memory.ledger(before), addend, ledger, self.segments, draw
+        )
+        memory.settle(after, indices)
+        entire = kernels.take_runs(ledger, self.segments.whole_runs)
+        return indices, torch.cat([selected, entire]) if entire.numel() else selected
+
+    def _leave_out(
+        self,
+        used: Tensor,
+        indices: Tensor,
+        values: Tensor,
+        before: Mapping[str, Tensor],
+        after: Mapping[str, Tensor],
+    ) -> None:
+        """Undo this step's deposit and withdrawal for parameters that no rank used."""
+        for span, is_used in zip(self.segments.spans, used.tolist(), strict=True):
+            if is_used:
+                continue
+            for name, remembered in before.items():
+                after[name][span.start : span.stop] = remembered[span.start : span.stop]
+            inside = (indices >= span.start) & (indices < span.stop)
+            values[: indices.numel()][inside] = 0
+            at = indices.numel()
+            for start, stop in self.segments.whole_runs:
+                low, high = max(start, span.start), min(stop, span.stop)
+                if low < high:
+                    values[at + low - start : at + high - start] = 0
+                at += stop - start
+
+
+@dataclass
+class _Desk:
+    """Writes and reads the messages of one exchange, and writes the mean into the gradient."""
+
+    exchange: Exchange
+    gradient: Tensor
+    ledger: Tensor
+    call: Call
+    meter: Meter
+
+    def __post_init__(self) -> None:
+        self.world = self.call.world
+        self._cleared = False
+
+    def write(self, indices: Tensor, values: Tensor) -> Tensor:
+        with self.meter.stage("encode"):
+            scheme = self.exchange.scheme
+            data = scheme.values.encode(values)
+            self._put_back(indices, values, data)
+            return torch.cat([scheme.indices.encode(indices, self.exchange.segments), data])
+
+    def read(self, message: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+        with self.meter.stage("decode"):
+            scheme, segments = self.exchange.scheme, self.exchange.segments
+            split = self.exchange.index_bytes
+            if scheme.indices.written:
+                indices = scheme.indices.decode(message[:split], segments)
+            else:
+                draw = Draw(scheme.seed, self.call.step, rank)
+                indices = scheme.selector.coordinates(segments, draw, message.device)
+            return indices, scheme.values.decode(message[split:], self.ledger.dtype)
+
+    def narrow(self, indices: Tensor, values: Tensor) -> Tensor:
+        with self.meter.stage("encode"):
+            codec = self.exchange.scheme.values
+            data = codec.encode(values)
+            self._put_back(indices, values, data)
+            return data.view(codec.dtype)
+
+    def add(self, indices: Tensor, values: Tensor) -> None:
+        with self.meter.stage("decode"):
+            if not self._cleared:
+                self.gradient.zero_()
+                self._cleared = True
+            kernels.add_entries(self.gradient, indices, values, self.exchange.segments.whole_runs)
+
+    def _put_back(self, indices: Tensor, values: Tensor, data: Tensor) -> None:
+        """What the value codec changed goes back into the ledger."""
+        codec = self.exchange.scheme.values
+        if not codec.exact(values.dtype):
+            error = values - codec.decode(data, values.dtype)
+            kernels.add_entries(self.ledger, indices, error, self.exchange.segments.whole_runs)

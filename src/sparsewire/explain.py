@@ -1,0 +1,116 @@
+"""What a scheme will send, worked out from its sizes alone: no gradient, no network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from .exchange import Exchange
+from .message import HEADER_BYTES
+from .report import dense_traffic, human_bytes
+from .scheme import AnyScheme, Scheme, Warmup, as_scheme
+from .segments import Shape
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The sizes of one exchange of all parameters as one message, per rank and step."""
+
+    scheme: str
+    collective: str
+    why: str
+    workers: int
+    parameters: int
+    selected: int
+    whole: int
+    header_bytes: int
+    index_bytes: int
+    value_bytes: int
+    sent_bytes: int
+    dense_float32_bytes: int
+    dense_bfloat16_bytes: int
+    memory_bytes: int
+    warmup: str
+
+    def to_dict(self) -> dict[str, object]:
+        """The same for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        message = self.header_bytes + self.index_bytes + self.value_bytes
+        share = 100 * (self.selected + self.whole) / max(1, self.parameters)
+        bits = 8 * message / max(1, self.parameters)
+        ratio32, ratio16 = (
+            f"{dense / self.sent_bytes:.1f}x less" if self.sent_bytes else "nothing is sent"
+            for dense in (self.dense_float32_bytes, self.dense_bfloat16_bytes)
+        )
+        lines = [
+            self.scheme,
+            f"  sends        {self.selected:,} selected + {self.whole:,} whole of "
+            f"{self.parameters:,} values ({share:.2f} %)",
+            f"  message      {human_bytes(message)} = header {self.header_bytes} B + indices "
+            f"{human_bytes(self.index_bytes)} + values {human_bytes(self.value_bytes)} "
+            f"({bits:.3f} bits per parameter)",
+            f"  collective   {self.collective}: {self.why}",
+            f"  traffic      {human_bytes(self.sent_bytes)} sent and as much received per step by "
+            f"each of {self.workers} workers",
+            f"  dense        {human_bytes(self.dense_float32_bytes)} in float32 ({ratio32}), "
+            f"{human_bytes(self.dense_bfloat16_bytes)} in bfloat16 ({ratio16})",
+            f"  memory       {human_bytes(self.memory_bytes)} on each worker",
+        ]
+        if self.warmup:
+            lines.append(f"  warm-up      {self.warmup}")
+        return "\n".join(lines)
+
+
+def explain(scheme: AnyScheme | str, shapes: Mapping[str, Shape], workers: int) -> Explanation:
+    """What `scheme` sends each step for parameters of these shapes on this many workers.
+
+    >>> print(explain("TopK(0.01)", {"w": (1000, 1000)}, 4).sent_bytes)
+    240168
+    """
+    chosen = as_scheme(scheme)
+    full = chosen.at(2**62)
+    exchange = Exchange(full, full.cut(shapes))
+    segments = exchange.segments
+    return Explanation(
+        scheme=repr(chosen),
+        collective=repr(full.collective),
+        why=_why(full),
+        workers=workers,
+        parameters=segments.size,
+        selected=sum(piece.count for piece in segments.pieces),
+        whole=segments.whole_size,
+        header_bytes=HEADER_BYTES,
+        index_bytes=exchange.index_bytes,
+        value_bytes=exchange.value_bytes,
+        sent_bytes=exchange.traffic(workers),
+        dense_float32_bytes=dense_traffic(segments.size, workers, 4),
+        dense_bfloat16_bytes=dense_traffic(segments.size, workers, 2),
+        memory_bytes=2 * 4 * segments.size * max(1, len(full.memory.fields)),
+        warmup=_warmup(chosen),
+    )
+
+
+def _why(scheme: Scheme) -> str:
+    selector = type(scheme.selector).__name__
+    if scheme.collective.adds:
+        return (
+            f"all ranks send the same coordinates with {selector}, so values are added on the way"
+        )
+    if scheme.selector.shared:
+        return "as asked; values at shared coordinates could also be added by AllReduce()"
+    if scheme.selector.predictable:
+        return (
+            f"every rank draws its own coordinates with {selector}; the others can work them out, "
+            f"so no index is sent"
+        )
+    return f"the coordinates of {selector} depend on each rank's gradient, so all must see all"
+
+
+def _warmup(scheme: AnyScheme) -> str:
+    if not isinstance(scheme, Warmup):
+        return ""
+    if scheme.ease:
+        return f"the ratio is eased in over {scheme.steps} steps; sizes above are those after"
+    return f"dense for {scheme.steps} steps; sizes above are those after"

@@ -1,0 +1,144 @@
+"""A `torch.distributed` process group as an exchange's way to the other ranks.
+
+The exchange talks over a group of its own, a double of the model's: its collectives then cannot
+mix with those that the training script or another thread issues, and have a deadline of their own.
+"""
+
+from __future__ import annotations
+
+import datetime
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..collectives import Gather, Reduce, Request, ordered_sum, share_size
+from ..errors import AttachError
+from .rollcall import RollCall
+
+# Doubles that are free again. They are not destroyed: torch may give a new group the name of one
+# that is gone, and then finds the addresses of the old one in the store.
+_spares: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[float, list[dist.ProcessGroup]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+class DistributedGroup:
+    """The ranks of a process group, for tensors on `device`.
+
+    Arguments:
+        process_group: who takes part; the default group if None.
+        timeout: seconds that any collective may take.
+        device: where gradients live; messages go to the CPU where the backend needs them there.
+    """
+
+    def __init__(
+        self,
+        process_group: dist.ProcessGroup | None = None,
+        timeout: float = 60.0,
+        device: torch.device | None = None,
+    ) -> None:
+        if not dist.is_initialized():
+            raise AttachError(
+                "torch.distributed is not initialised: call "
+                "torch.distributed.init_process_group() first, or start the script with torchrun"
+            )
+        original = process_group if process_group is not None else dist.group.WORLD
+        if not isinstance(original, dist.ProcessGroup):
+            raise AttachError("this process is not a member of the process group")
+        self.timeout = timeout
+        self.rank = dist.get_rank(original)
+        self.size = dist.get_world_size(original)
+        self._device = self._message_device(original, device or torch.device("cpu"))
+        self._original = original
+        self._double: dist.ProcessGroup | None = None
+        self.roll_call: RollCall | None = None
+        if self.size > 1:
+            spare = _spares.setdefault(original, {}).setdefault(timeout, [])
+            self._double = spare.pop() if spare else self._make_double(original)
+            self._all_gather = self._find_all_gather()
+            self.roll_call = RollCall.of(self._double, self.rank, self.size)
+
+    @staticmethod
+    def _message_device(group: dist.ProcessGroup, device: torch.device) -> torch.device:
+        on_device = device.type != "cpu" and "nccl" in str(dist.get_backend_config(group))
+        return device if on_device else torch.device("cpu")
+
+    def _make_double(self, original: dist.ProcessGroup) -> dist.ProcessGroup:
+        backend = dist.get_backend(original)
+        # members alone can make a group, except under MPI: there all processes must call attach
+        is_part = self.size < dist.get_world_size() and backend != "mpi"
+        double = dist.new_group(
+            dist.get_process_group_ranks(original),
+            timeout=datetime.timedelta(seconds=self.timeout),
+            backend=None if backend == "undefined" else backend,
+            use_local_synchronization=is_part,
+            group_desc="sparsewire",
+        )
+        assert isinstance(double, dist.ProcessGroup)
+        return double
+
+    def _find_all_gather(self) -> Callable[[Tensor, Tensor], None]:
+        """The best all-gather that this backend offers: into one tensor, or into a list."""
+        # the name changed from all_gather_into_tensor to all_gather_single in torch 2.13
+        single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+        def into_one(output: Tensor, payload: Tensor) -> None:
+            single(output, payload, group=self._double)
+
+        def into_list(output: Tensor, payload: Tensor) -> None:
+            dist.all_gather(list(output.view(self.size, -1)), payload, group=self._double)
+
+        probe = torch.zeros(1, dtype=torch.uint8, device=self._device)
+        try:
+            into_one(probe.new_empty(self.size), probe)
+        except (RuntimeError, NotImplementedError) as error:
+            if "support" not in str(error).lower():
+                raise
+            return into_list
+        return into_one
+
+    def answer(self, request: Request) -> Any:
+        """Carry out one request together with all other ranks."""
+        home = request.payload.device
+        payload = request.payload.to(self._device).contiguous()
+        if self.size == 1:
+            return [payload] if isinstance(request, Gather) else payload.to(request.dtype)
+        if isinstance(request, Gather):
+            output = payload.new_empty(self.size * payload.numel())
+            self._all_gather(output, payload)
+            return list(output.to(home).view(self.size, -1))
+        return self._reduce(payload, request).to(home)
+
+    def _reduce(self, payload: Tensor, request: Reduce) -> Tensor:
+        """Every rank adds up its share of the coordinates, then all gather the shares."""
+        count = payload.numel()
+        share = share_size(count, self.size)
+        shares = payload.new_zeros(self.size * share)
+        shares[:count] = payload
+        mine = torch.empty_like(shares)
+        # as bytes, since not every backend carries every float type
+        dist.all_to_all_single(mine.view(torch.uint8), shares.view(torch.uint8), group=self._double)
+        total = ordered_sum(list(mine.view(self.size, share)), request.dtype)
+        output = total.new_empty(self.size * share)
+        self._all_gather(output.view(torch.uint8), total.view(torch.uint8))
+        return output[:count]
+
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Give all ranks what rank 0 has in these tensors."""
+        if self._double is None:
+            return
+        first = dist.get_process_group_ranks(self._double)[0]
+        for tensor in tensors:
+            payload = tensor.detach().to(self._device).contiguous()
+            dist.broadcast(payload, first, group=self._double)
+            tensor.detach().copy_(payload)
+
+    def close(self) -> None:
+        """Leave the group in good order; the next one over the same ranks takes it over."""
+        if self._double is not None:
+            _spares[self._original][self.timeout].append(self._double)
+        self._double = None

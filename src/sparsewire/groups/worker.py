@@ -1,0 +1,164 @@
+"""The exchange thread: does one rank's exchanges in order while backward goes on.
+
+Every promise handed out is kept or broken, never forgotten: by the thread itself, or by a watcher
+when the deadline passes, a signal arrives, or another rank reports that the group is broken.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+import torch
+
+from ..errors import ExchangeError, SparsewireError
+from .distributed import DistributedGroup
+from .signals import Listener
+
+log = logging.getLogger("sparsewire.worker")
+
+POLL = 0.5  # seconds between looks at the store and the clock
+GRACE = 5.0  # seconds that the backend's own deadline gets to speak first
+
+
+class Promise:
+    """A torch future that is completed exactly once, whoever comes first."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
+            devices=[device] if device.type != "cpu" else None
+        )
+        self._open = True
+        self._lock = threading.Lock()
+
+    def _close(self) -> bool:
+        with self._lock:
+            was_open, self._open = self._open, False
+        return was_open
+
+    def keep(self, result: torch.Tensor) -> None:
+        if self._close():
+            self.future.set_result(result)
+
+    def fail(self, error: BaseException) -> None:
+        if self._close():
+            # a bare error as message: torch shows only the text of what is set here
+            self.future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))  # type: ignore[arg-type]
+
+
+class Worker:
+    """Runs jobs one after another on a thread of its own, and breaks off when nothing moves.
+
+    `on_failure` is called once with the error that ended the group, from whichever thread saw it.
+    """
+
+    def __init__(self, group: DistributedGroup, on_failure: Callable[[SparsewireError], None]):
+        self.group = group
+        self.broken: SparsewireError | None = None
+        self._on_failure = on_failure
+        self._jobs: queue.SimpleQueue[tuple[str, Callable[[], None]] | None] = queue.SimpleQueue()
+        self._job: tuple[str, float] | None = None  # what runs now, and since when
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._work, name="sparsewire-exchange", daemon=True),
+            threading.Thread(target=self._watch, name="sparsewire-watch", daemon=True),
+        ]
+        self._listener = Listener(self._interrupt)
+        for thread in self._threads:
+            thread.start()
+        # threads that wake up inside a dying interpreter would abort the process
+        atexit.register(_stop_if_alive, weakref.ref(self))
+
+    def submit(self, what: str, job: Callable[[], None]) -> None:
+        """Queue a job; `what` names it in errors."""
+        self._jobs.put((what, job))
+
+    def stop(self) -> None:
+        """End both threads."""
+        self._stop.set()
+        self._jobs.put(None)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout=2 * POLL)
+
+    def fail(self, error: SparsewireError) -> None:
+        """The group is broken for good; the first reason counts."""
+        with self._lock:
+            if self.broken is not None:
+                return
+            self.broken = error
+        log.error("%s", error)
+        self._on_failure(error)
+
+    def _work(self) -> None:
+        while (entry := self._jobs.get()) is not None and not self._stop.is_set():
+            what, job = entry
+            self._job = (what, time.monotonic())
+            try:
+                job()
+            except SparsewireError as error:
+                self.fail(error)
+            except Exception as error:
+                self.fail(self._explain(what, error))
+            finally:
+                self._job = None
+
+    def _explain(self, what: str, cause: Exception) -> ExchangeError:
+        text = " ".join(str(cause).split()) or type(cause).__name__
+        finding = ""
+        if self.group.roll_call is not None:
+            self.group.roll_call.alarm(text)
+            finding = f"; {self.group.roll_call.findings()}"
+        error = ExchangeError(
+            f"{what} failed on rank {self.group.rank} of {self.group.size}{finding}. "
+            f"Cause: {text[:300]}. Weights and memory are those of the last whole step: restart "
+            f"from a checkpoint"
+        )
+        error.__cause__ = cause
+        return error
+
+    def _watch(self) -> None:
+        while not self._stop.wait(POLL):
+            if self.broken is not None:
+                self._answer_roll_call()
+                return
+            job, limit = self._job, self.group.timeout + GRACE
+            if job is not None and time.monotonic() - job[1] > limit:
+                self.fail(
+                    self._explain(job[0], TimeoutError(f"nothing moved for {limit:.0f} seconds"))
+                )
+            note = self._alarm()
+            if note is not None and self.broken is None:
+                what = job[0] if job is not None else "the exchange"
+                self.fail(self._explain(what, RuntimeError(f"reported by {note}")))
+
+    def _alarm(self) -> str | None:
+        if self.group.roll_call is None:
+            return None
+        try:
+            return self.group.roll_call.alarmed()
+        except RuntimeError:
+            # no store any more: only worth a word while something waits for the others
+            job = self._job
+            return "the watcher: the store is out of reach" if job is not None else None
+
+    def _answer_roll_call(self) -> None:
+        if self.group.roll_call is not None:
+            self.group.roll_call.absent()
+
+    def _interrupt(self) -> None:
+        job = self._job
+        if job is not None:
+            self.fail(ExchangeError(f"{job[0]} was interrupted by Ctrl-C"))
+
+
+def _stop_if_alive(reference: weakref.ref[Worker]) -> None:
+    worker = reference()
+    if worker is not None:
+        worker.stop()

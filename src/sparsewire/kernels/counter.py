@@ -1,0 +1,81 @@
+"""Random numbers from a counter: the same on every device, and no generator to save or disturb.
+
+A number is a hash of what it is for (seed, step, segment, rank), so any rank can compute any
+other rank's choices, and a resumed run draws what the uninterrupted one would have drawn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+_MASK = (1 << 64) - 1
+_GAMMA = 0x9E3779B97F4A7C15
+_MUL1 = 0xBF58476D1CE4E5B9
+_MUL2 = 0x94D049BB133111EB
+
+
+def _signed(word: int) -> int:
+    """The int64 with the same 64 bits."""
+    word &= _MASK
+    return word - (1 << 64) if word >> 63 else word
+
+
+def mix_int(word: int) -> int:
+    """One SplitMix64 step on a Python integer; the twin of `mix`."""
+    word = (word + _GAMMA) & _MASK
+    word = ((word ^ (word >> 30)) * _MUL1) & _MASK
+    word = ((word ^ (word >> 27)) * _MUL2) & _MASK
+    return word ^ (word >> 31)
+
+
+def mix(words: Tensor) -> Tensor:
+    """One SplitMix64 step on every int64 of a tensor (int64 arithmetic wraps around)."""
+    words = words + _signed(_GAMMA)
+    words = (words ^ ((words >> 30) & ((1 << 34) - 1))) * _signed(_MUL1)
+    words = (words ^ ((words >> 27) & ((1 << 37) - 1))) * _signed(_MUL2)
+    return words ^ ((words >> 31) & ((1 << 33) - 1))
+
+
+def fold(*words: int) -> int:
+    """Several integers as one key, the order mattering."""
+    key = 0
+    for word in words:
+        key = mix_int(key ^ (word & _MASK))
+    return key
+
+
+def name_key(name: str) -> int:
+    """A name as a signed 64-bit integer, the same in every process."""
+    return int.from_bytes(
+        hashlib.blake2b(name.encode(), digest_size=8).digest(), "big", signed=True
+    )
+
+
+def stream(names: Tensor, key: int) -> Tensor:
+    """One int64 per name, for the given key."""
+    return mix(names ^ _signed(key))
+
+
+def below(words: Tensor, bounds: Tensor) -> Tensor:
+    """Hashed words as integers in [0, bound); the bias is under bound / 2^63."""
+    return (words & ((1 << 63) - 1)) % bounds
+
+
+def shuffled(positions: Tensor, lengths: Tensor, keys: Tensor, rounds: int = 16) -> Tensor:
+    """Where each position goes under a pseudo-random permutation of [0, length).
+
+    A random rotation, then `rounds` of the swap-or-not shuffle (Hoang, Morris, Rogaway 2012):
+    in every round a position x and its mirror (pivot - x) mod length change places or not, by
+    one hashed bit that both share. It costs O(1) per position asked for, works for any length,
+    and the rotation alone makes every position's image exactly uniform.
+    """
+    image = (positions + below(mix(keys), lengths)) % lengths
+    for number in range(1, rounds + 1):
+        round_keys = mix(keys ^ _signed(fold(number)))
+        mirror = (below(round_keys, lengths) - image) % lengths
+        swap = mix(torch.maximum(image, mirror) ^ round_keys) & 1
+        image = torch.where(swap.bool(), mirror, image)
+    return image

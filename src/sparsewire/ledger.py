@@ -1,0 +1,164 @@
+"""The memory of one rank: tensors keyed by parameter name, laid out flat where they are used.
+
+Every step is a transaction. It reads the `before` tensors and writes the `after` tensors; `commit`
+lets them change places, and a step that fails simply never commits. That costs two tensors per
+remembered field instead of one, and no extra pass over memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .errors import StateError
+from .memory import LEDGER
+from .segments import Segments, Span
+
+Remembered = dict[str, dict[str, Tensor]]  # parameter name -> field -> tensor of its shape
+
+
+@dataclass
+class _Page:
+    """The memory of the parameters that are exchanged together."""
+
+    spans: tuple[Span, ...]
+    before: dict[str, Tensor]
+    after: dict[str, Tensor]
+
+    def turn(self) -> None:
+        """Let before and after change places; what is not remembered stays in `after`."""
+        for field in self.before:
+            self.before[field], self.after[field] = self.after[field], self.before[field]
+
+
+class Ledger:
+    """All that one rank remembers. `fields` are the memory's; none means nothing is kept."""
+
+    def __init__(self, fields: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.fields = fields
+        self.shapes = dict(shapes)
+        self._pages: dict[Hashable, _Page] = {}
+        self._homes: dict[str, tuple[_Page, Span]] = {}
+        self._loose: Remembered = {}  # loaded, and not yet laid out
+        self._open: list[_Page] = []
+        self._done: list[_Page] = []
+
+    def open(
+        self, unit: Hashable, segments: Segments, dtype: torch.dtype, device: torch.device
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The tensors `before` and `after` of one exchange, each with a spare slot at its end.
+
+        Parameters are found by name wherever they were before: DDP rebuilds its buckets.
+        """
+        self._done = []
+        page = self._pages.get(unit)
+        if page is None or page.spans != segments.spans:
+            page = self._lay_out(segments, dtype, device)
+            self._pages[unit] = page
+        self._open.append(page)
+        return page.before, page.after
+
+    def _lay_out(self, segments: Segments, dtype: torch.dtype, device: torch.device) -> _Page:
+        def blank() -> Tensor:
+            return torch.zeros(segments.size + 1, dtype=dtype, device=device)
+
+        page = _Page(
+            segments.spans,
+            before={field: blank() for field in self.fields},
+            after={field: blank() for field in {*self.fields, LEDGER}},
+        )
+        for span in segments.spans:
+            for field, tensor in self.recall(span.name).items():
+                page.before[field][span.start : span.stop] = tensor.view(-1)
+            self._homes[span.name] = (page, span)
+            self._loose.pop(span.name, None)
+        return page
+
+    def commit(self) -> None:
+        """The step took place."""
+        for page in self._open:
+            page.turn()
+        self._done, self._open = self._open, []
+
+    def discard(self) -> None:
+        """The step did not take place."""
+        self._open = []
+
+    def undo(self) -> bool:
+        """Take back the last committed step, if the next one has not begun yet."""
+        undone, self._done = self._done, []
+        for page in undone:
+            page.turn()
+        return bool(undone)
+
+    def recall(self, name: str) -> dict[str, Tensor]:
+        """What is remembered of one parameter, in its shape; empty if nothing yet."""
+        if name in self._homes:
+            page, span = self._homes[name]
+            return {
+                field: flat[span.start : span.stop].view(span.shape)
+                for field, flat in page.before.items()
+            }
+        return self._loose.get(name, {})
+
+    def scale(self, factors: Mapping[str, float], fields: tuple[str, ...]) -> None:
+        """Multiply what is remembered of the named parameters."""
+        for name, factor in factors.items():
+            for field, tensor in self.recall(name).items():
+                if field in fields:
+                    tensor.mul_(factor)
+
+    def state(self) -> Remembered:
+        """A copy of all that is remembered; parameters without memory yet count as zero."""
+        return {
+            name: {
+                field: self.recall(name)[field].detach().clone()
+                if self.recall(name)
+                else torch.zeros(shape)
+                for field in self.fields
+            }
+            for name, shape in self.shapes.items()
+        }
+
+    def check(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Refuse state that does not belong to these parameters, saying which do not fit."""
+        missing = sorted(self.shapes.keys() - state.keys())
+        foreign = sorted(state.keys() - self.shapes.keys())
+        if missing:
+            raise StateError(
+                f"the saved state lacks {_some(missing)}: was it saved for this model?"
+            )
+        if foreign:
+            raise StateError(f"the saved state knows {_some(foreign)}, which this model has not")
+        for name, shape in self.shapes.items():
+            if set(state[name]) != set(self.fields):
+                raise StateError(
+                    f"the saved state of {name} holds {sorted(state[name])}, and this memory keeps "
+                    f"{sorted(self.fields)}"
+                )
+            for field, tensor in state[name].items():
+                if tuple(tensor.shape) != shape:
+                    raise StateError(
+                        f"the saved {field} of {name} has shape {tuple(tensor.shape)}, and the "
+                        f"parameter has {shape}"
+                    )
+                if not tensor.isfinite().all():
+                    raise StateError(f"the saved {field} of {name} holds NaN or infinity")
+
+    def load(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Take over saved state, checked before anything changes."""
+        self.check(state)
+        self._pages.clear()
+        self._homes.clear()
+        self._open, self._done = [], []
+        self._loose = {
+            name: {field: tensor.detach().clone() for field, tensor in kept.items()}
+            for name, kept in state.items()
+        }
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,0 +1,138 @@
+"""What is kept back: the ledger's rules for what did not travel this step.
+
+A memory names the tensors it remembers (`fields`, one value per coordinate each) and says what
+is added to the ledger each step. Every step reads `before` and writes `after`, two sets of
+tensors that change places when the step is committed: a failed step leaves no trace.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from .errors import SchemeError
+from .notation import Part
+from .segments import Segments
+
+LEDGER = "residual"
+Fields = Mapping[str, Tensor]
+
+
+class Memory(Part, ABC):
+    """Keeps what was not sent. The field `residual`, if there is one, is the ledger."""
+
+    fields: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def addend(
+        self, gradient: Tensor, before: Fields, after: Fields, segments: Segments, world: int
+    ) -> Tensor:
+        """What this step adds to the ledger; other fields are brought up to date in `after`."""
+
+    @abstractmethod
+    def settle(self, after: Fields, indices: Tensor) -> None:
+        """Called with the indices that were withdrawn."""
+
+    def ledger(self, before: Fields) -> Tensor | None:
+        """The ledger as the last step left it; None if nothing is kept."""
+        return before.get(LEDGER)
+
+
+@dataclass(frozen=True, repr=False)
+class ErrorFeedback(Memory):
+    """Adds what was not sent to the next gradient: p = g + e, send C(p), e ← p − C(p).
+
+    Reference: Eghlidi & Jaggi 2020, Algorithm 1, with the worker's own C(p) subtracted.
+    """
+
+    fields = (LEDGER,)
+
+    def addend(
+        self, gradient: Tensor, before: Fields, after: Fields, segments: Segments, world: int
+    ) -> Tensor:
+        return gradient
+
+    def settle(self, after: Fields, indices: Tensor) -> None:
+        pass
+
+
+@dataclass(frozen=True, repr=False)
+class MomentumCorrection(Memory):
+    """Momentum inside the memory: u = m·u + g, v += u, send from v.
+
+    With `nesterov`: u = m·(u + g), v += u + g.
+
+    With `masking` both u and v are zeroed where sent, so that stale momentum does not push on.
+    `clip` bounds every tensor's gradient to that norm / √W before it is added. Tensors that travel
+    whole get plain momentum. The optimizer on top must have no momentum of its own.
+
+    Reference: Lin et al. 2018, Deep Gradient Compression, section 3.
+    """
+
+    momentum: float = 0.9
+    nesterov: bool = False
+    masking: bool = True
+    clip: float | None = None
+
+    fields = (LEDGER, "velocity")
+
+    def __post_init__(self) -> None:
+        if not 0 < self.momentum < 1:
+            raise SchemeError(
+                f"MomentumCorrection({self.momentum}) makes no sense: momentum lies between 0 "
+                f"and 1, as in MomentumCorrection(0.9); without momentum use ErrorFeedback()"
+            )
+        if self.clip is not None and not self.clip > 0:
+            raise SchemeError(
+                "MomentumCorrection's clip is a norm above 0, or None for no clipping"
+            )
+
+    def addend(
+        self, gradient: Tensor, before: Fields, after: Fields, segments: Segments, world: int
+    ) -> Tensor:
+        size = gradient.numel()
+        if self.clip is not None:
+            gradient = self._clipped(gradient, segments, self.clip / math.sqrt(world))
+        velocity = after["velocity"][:size]
+        if self.nesterov:
+            torch.add(before["velocity"][:size], gradient, out=velocity)
+            velocity.mul_(self.momentum)
+            return velocity + gradient
+        torch.mul(before["velocity"][:size], self.momentum, out=velocity)
+        return velocity.add_(gradient)
+
+    def settle(self, after: Fields, indices: Tensor) -> None:
+        if self.masking:
+            after["velocity"][indices] = 0
+
+    @staticmethod
+    def _clipped(gradient: Tensor, segments: Segments, bound: float) -> Tensor:
+        gradient = gradient.clone()
+        for _, view in segments.views(gradient):
+            norm = torch.linalg.vector_norm(view)
+            view.mul_((bound / norm).clamp(max=1.0))  # a zero norm gives inf, clamped to 1
+        return gradient
+
+
+@dataclass(frozen=True, repr=False)
+class NoMemory(Memory):
+    """Forgets what was not sent. Only for comparison: selectors that drop values need a memory."""
+
+    fields = ()
+
+    def addend(
+        self, gradient: Tensor, before: Fields, after: Fields, segments: Segments, world: int
+    ) -> Tensor:
+        return gradient
+
+    def settle(self, after: Fields, indices: Tensor) -> None:
+        pass
+
+
+ALL: tuple[type[Memory], ...] = (ErrorFeedback, MomentumCorrection, NoMemory)

@@ -1,0 +1,41 @@
+"""What an exchange cost: bytes, and time by stage.
+
+Stages also show up as `sparsewire::select`, `::encode`, `::exchange` and `::decode` in a profile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+STAGES = ("select", "encode", "exchange", "decode")
+
+
+@dataclass
+class Meter:
+    """Running totals of one rank."""
+
+    steps: int = 0
+    skipped: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    values: int = 0  # gradient values that passed, for the comparison with dense
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    gradient_squares: dict[str, float] = field(default_factory=dict)  # by name, last step
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count the time spent inside towards a stage."""
+        start = time.perf_counter()
+        with torch.profiler.record_function(f"sparsewire::{name}"):
+            yield
+        self.seconds[name] += time.perf_counter() - start
+
+    def count(self, nbytes: int) -> None:
+        """Count what a collective sent, and received as much."""
+        self.bytes_sent += nbytes
+        self.bytes_received += nbytes

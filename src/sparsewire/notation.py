@@ -1,0 +1,98 @@
+"""The one notation of a scheme: Python source, repr, command-line argument, log line, results key.
+
+`Part` gives every part the shortest repr that says it all; `read` turns such text back into the
+object. Reading looks at the syntax tree and calls only the classes it is given: no code is run.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, fields
+from typing import Any
+
+from .errors import SchemeError
+
+
+class Part:
+    """Base of everything that has a place in the notation: a frozen dataclass with a short repr."""
+
+    def __repr__(self) -> str:
+        shown = []
+        for number, field in enumerate(fields(self)):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if value == field.default or value == self.implied(field.name):
+                continue
+            shown.append(repr(value) if number == 0 else f"{field.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def implied(self, name: str) -> object:
+        """The value that field `name` takes when it is not written; MISSING for none."""
+        return MISSING
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """' Did you mean …?' or the list of what there is."""
+    choices = sorted(choices)
+    folded = {choice.lower(): choice for choice in choices}
+    close = difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {folded[close[0]]}?"
+    return f"there are: {', '.join(choices)}" if choices else "it takes none"
+
+
+def read(text: str, classes: Mapping[str, type]) -> Any:
+    """The object that `text` writes down.
+
+    >>> from sparsewire.selectors import TopK
+    >>> read("TopK(0.01)", {"TopK": TopK})
+    TopK(0.01)
+    """
+    if len(text) > 10_000:
+        raise SchemeError("this scheme is over 10,000 characters long; a scheme is one short line")
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise SchemeError(
+            f"cannot read {text!r} as a scheme: write it like TopK(0.01) or "
+            f"Scheme(TopK(0.01), scope='global')"
+        ) from error
+    return _value(tree, text, classes)
+
+
+def _value(node: ast.expr, text: str, classes: Mapping[str, type]) -> Any:
+    match node:
+        case ast.Constant(value=None | bool() | int() | float() | str()):
+            return node.value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return -number
+        case ast.Name(id=name):
+            return _call(name, [], {}, classes)
+        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=keywords):
+            if any(keyword.arg is None for keyword in keywords):
+                raise SchemeError(f"cannot read {text!r}: ** has no meaning in a scheme")
+            values = [_value(argument, text, classes) for argument in arguments]
+            named = {str(k.arg): _value(k.value, text, classes) for k in keywords}
+            return _call(name, values, named, classes)
+    piece = ast.get_source_segment(text.strip(), node) or text
+    raise SchemeError(
+        f"cannot read {piece!r} in a scheme: only names of parts, numbers, strings, "
+        f"True, False and None may stand there"
+    )
+
+
+def _call(name: str, values: list[Any], named: dict[str, Any], classes: Mapping[str, type]) -> Any:
+    if name not in classes:
+        raise SchemeError(f"there is no part called {name}; {nearest(name, classes)}")
+    kind = classes[name]
+    known = {field.name: field for field in fields(kind) if field.init}
+    for word in named:
+        if word not in known:
+            raise SchemeError(f"{name} has no argument {word}; {nearest(word, known)}")
+    try:
+        return kind(*values, **named)
+    except TypeError as error:
+        takes = ", ".join(known)
+        given = ", ".join([*map(repr, values), *(f"{k}={v!r}" for k, v in named.items())])
+        raise SchemeError(f"{name}({given}) cannot be built: {name} takes ({takes})") from error

@@ -1,0 +1,106 @@
+"""What an exchange cost and what it holds back, as numbers and as a text to read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .meter import STAGES, Meter
+
+
+def dense_traffic(values: int, world: int, width: int) -> int:
+    """Bytes each rank sends in a ring all-reduce of `values` numbers of `width` bytes."""
+    return math.ceil(2 * values * width * (world - 1) / world)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Running totals of one rank; `print(report)` shows them per step."""
+
+    scheme: str
+    world: int
+    steps: int
+    skipped: int
+    bytes_sent: int
+    bytes_received: int
+    dense_bytes: int
+    seconds: Mapping[str, float]
+    memory_norm: float
+    gradient_norm: float
+    layers: tuple[tuple[str, float, float], ...] = ()  # name, memory norm, gradient norm
+
+    @staticmethod
+    def of(
+        scheme: str, meter: Meter, world: int, memory: Mapping[str, float], layers: bool
+    ) -> Report:
+        """A report from a meter and the memory's sum of squares by parameter."""
+        gradient = meter.gradient_squares
+        rows = tuple(
+            (name, math.sqrt(memory.get(name, 0.0)), math.sqrt(gradient.get(name, 0.0)))
+            for name in {**memory, **gradient}
+        )
+        return Report(
+            scheme=scheme,
+            world=world,
+            steps=meter.steps,
+            skipped=meter.skipped,
+            bytes_sent=meter.bytes_sent,
+            bytes_received=meter.bytes_received,
+            dense_bytes=dense_traffic(meter.values, world, 4),
+            seconds=dict(meter.seconds),
+            memory_norm=math.sqrt(sum(memory.values())),
+            gradient_norm=math.sqrt(sum(gradient.values())),
+            layers=rows if layers else (),
+        )
+
+    @property
+    def reduction(self) -> float:
+        """How many times fewer bytes than a dense float32 all-reduce; 1.0 if none were due."""
+        return self.dense_bytes / self.bytes_sent if self.bytes_sent else 1.0
+
+    def stats(self) -> dict[str, float]:
+        """The same as a flat dictionary of numbers."""
+        return {
+            "steps": self.steps,
+            "skipped": self.skipped,
+            "bytes_sent": self.bytes_sent,
+            "bytes_received": self.bytes_received,
+            "dense_bytes": self.dense_bytes,
+            "reduction": self.reduction,
+            **{f"seconds_{stage}": self.seconds[stage] for stage in STAGES},
+            "memory_norm": self.memory_norm,
+            "gradient_norm": self.gradient_norm,
+        }
+
+    def __str__(self) -> str:
+        steps = max(1, self.steps + self.skipped)
+        times = ", ".join(f"{s} {1e3 * self.seconds[s] / steps:.2f}" for s in STAGES)
+        lines = [
+            f"{self.scheme} on {self.world} ranks, {self.steps} steps"
+            + (f", {self.skipped} skipped" if self.skipped else ""),
+            f"  sent per step      {human_bytes(self.bytes_sent / steps)}, received "
+            f"{human_bytes(self.bytes_received / steps)}",
+            f"  against dense      {self.reduction:.1f}x less than float32, "
+            f"{self.reduction / 2:.1f}x less than bfloat16",
+            f"  milliseconds       {times}",
+            f"  memory / gradient  {self.memory_norm:.3g} / {self.gradient_norm:.3g} (norms)",
+        ]
+        if self.layers:
+            width = max(len(name) for name, _, _ in self.layers)
+            lines.append(f"  {'parameter':<{width}}  {'memory':>9}  {'gradient':>9}")
+            lines += [f"  {name:<{width}}  {m:9.3g}  {g:9.3g}" for name, m, g in self.layers]
+        return "\n".join(lines)
+
+
+def human_bytes(count: float) -> str:
+    """A number of bytes for people: 999 B, 1.2 kB, 3.4 MB, 5.6 GB.
+
+    >>> human_bytes(1234567)
+    '1.2 MB'
+    """
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"

@@ -1,0 +1,235 @@
+"""One choice of all parts: defaults, what goes with what, and the notation for it.
+
+`Scheme(TopK(0.01))` is complete: what is not named is derived from what is. A combination that
+cannot work is refused here, where it is written, with the reason and what to write instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass
+
+from . import collectives, indices, memory, selectors, values
+from .collectives import AllGather, AllReduce, Collective
+from .errors import SchemeError
+from .indices import Implied, IndexCodec, Int32
+from .memory import ErrorFeedback, Memory
+from .notation import Part, nearest, read
+from .segments import Scope, Segments, Shape
+from .selectors import Dense, Selector
+from .values import Float32, ValueCodec
+
+
+@dataclass(frozen=True, repr=False)
+class Scheme(Part):
+    """What is sent, how it is written, what is kept back and how messages meet.
+
+    Arguments:
+        selector: which coordinates travel.
+        values: how their values are written.
+        indices: how the coordinates are written; the smallest that works if not named.
+        memory: what happens to the rest.
+        collective: how messages meet; derived from the other parts if not named.
+        scope: 'layer', 'global', or the length of chunks within each tensor.
+        whole: 1-D tensors, and tensors of fewer elements than this, travel whole; None: none do.
+        seed: of all random choices.
+
+    >>> Scheme(selectors.TopK(0.01)).collective
+    AllGather()
+    >>> parse("Scheme(RandomK(0.01), scope='global')").collective
+    AllReduce()
+    """
+
+    selector: Selector
+    values: ValueCodec = Float32()
+    indices: IndexCodec = None  # type: ignore[assignment]  # derived in __post_init__
+    memory: Memory = ErrorFeedback()
+    collective: Collective = None  # type: ignore[assignment]  # derived in __post_init__
+    scope: Scope = "layer"
+    whole: int | None = 1024
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_kind("a scheme's first argument", self.selector, Selector, selectors.ALL)
+        _check_kind("values=", self.values, ValueCodec, values.ALL)
+        _check_kind("memory=", self.memory, Memory, memory.ALL)
+        for name in ("indices", "collective"):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, self.implied(name))
+        _check_kind("indices=", self.indices, IndexCodec, indices.ALL)
+        _check_kind("collective=", self.collective, Collective, collectives.ALL)
+        self._check_numbers()
+        self._check_parts()
+
+    def implied(self, name: str) -> object:
+        if name == "indices":
+            return Implied() if self.selector.predictable else Int32()
+        if name == "collective":
+            adds = self.selector.shared and self.values.linear and not self.indices.written
+            return AllReduce() if adds else AllGather()
+        return MISSING
+
+    def _check_numbers(self) -> None:
+        scope = self.scope
+        if isinstance(scope, str) and scope not in ("layer", "global"):
+            hint = nearest(scope, ("layer", "global"))
+            raise SchemeError(
+                f"scope={scope!r} is unknown; {hint} Or a chunk length, as scope=4096"
+            )
+        if not isinstance(scope, str) and not (_is_int(scope) and scope >= 1):
+            raise SchemeError(
+                f"scope={scope!r} makes no sense: write 'layer', 'global', or the length of chunks"
+            )
+        if self.whole is not None and not (_is_int(self.whole) and self.whole >= 0):
+            raise SchemeError(
+                f"whole={self.whole!r} makes no sense: it is the size under which tensors travel "
+                f"whole, or None to sparsify all of them"
+            )
+        if not _is_int(self.seed):
+            raise SchemeError(f"seed={self.seed!r} makes no sense: a seed is a whole number")
+
+    def _check_parts(self) -> None:
+        chosen = type(self.selector).__name__
+        if self.collective.adds and not self.selector.shared:
+            remedy = f"{chosen}(…, shared=True)" if self.selector.predictable else "RandomK(…)"
+            raise SchemeError(
+                f"{self.selector!r} cannot go by {self.collective!r}: ranks pick different "
+                f"coordinates, so their values cannot be added on the way; write "
+                f"collective=AllGather(), or {remedy}, whose coordinates all ranks share"
+            )
+        if self.collective.adds and not self.values.linear:
+            raise SchemeError(
+                f"{self.values!r} cannot go by {self.collective!r}: its messages cannot be added; "
+                f"write collective=AllGather(), or values=Float32()"
+            )
+        if self.collective.adds and self.indices.written:
+            raise SchemeError(
+                f"{self.indices!r} cannot go by {self.collective!r}: indices cannot be added; "
+                f"leave indices out, all ranks know them"
+            )
+        if not self.indices.written and not self.selector.predictable:
+            raise SchemeError(
+                f"{self.selector!r} needs its indices sent, since they depend on the gradient: "
+                f"write indices=Int32() or leave indices out"
+            )
+
+    def at(self, step: int) -> Scheme:
+        """The scheme of a given step: the same at all steps."""
+        return self
+
+    def cut(self, shapes: Mapping[str, Shape]) -> Segments:
+        """These parameters cut as the scheme says."""
+        return Segments.cut(shapes, self.selector, self.scope, self.whole)
+
+
+@dataclass(frozen=True, repr=False)
+class Warmup(Part):
+    """A scheme that starts dense.
+
+    For the first `steps` steps everything is sent; with `ease=True` the ratio is eased in instead:
+    at step t (from 0) a share R^(steps/(1+t)) is dropped, where R = 1 − ratio.
+
+    >>> Warmup(selectors.TopK(0.01), steps=100).at(99).selector
+    Dense()
+
+    Reference: Aji & Heafield's later Marian code; Lin et al. 2018.
+    """
+
+    scheme: Scheme
+    steps: int = 1000
+    ease: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.scheme, Selector):
+            object.__setattr__(self, "scheme", Scheme(self.scheme))
+        if not isinstance(self.scheme, Scheme):
+            raise SchemeError("Warmup wraps a scheme or a selector: Warmup(TopK(0.01), steps=1000)")
+        if not _is_int(self.steps) or self.steps < 1:
+            raise SchemeError("Warmup's steps must be a whole number of at least 1")
+        if self.ease and getattr(self.scheme.selector, "ratio", None) is None:
+            raise SchemeError(
+                f"the ratio of {self.scheme.selector!r} cannot be eased in, since it has none; "
+                f"write a ratio such as TopK(0.01), or leave ease out for a dense start"
+            )
+
+    @property
+    def memory(self) -> Memory:
+        return self.scheme.memory
+
+    @property
+    def scope(self) -> Scope:
+        return self.scheme.scope
+
+    def at(self, step: int) -> Scheme:
+        """The scheme of a given step."""
+        if step >= self.steps:
+            return self.scheme
+        full = self.scheme
+        if not self.ease:
+            return Scheme(
+                Dense(),
+                values=full.values if full.values.linear else Float32(),
+                memory=full.memory,
+                scope=full.scope,
+                whole=full.whole,
+                seed=full.seed,
+            )
+        sized = full.selector
+        assert isinstance(sized, selectors.Sized)
+        assert sized.ratio is not None
+        ratio = 1 - (1 - sized.ratio) ** (self.steps / (1 + step))
+        return Scheme(
+            sized.resized(ratio),
+            full.values,
+            full.indices,
+            full.memory,
+            full.collective,
+            full.scope,
+            full.whole,
+            full.seed,
+        )
+
+
+AnyScheme = Scheme | Warmup
+
+FAMILIES: dict[str, tuple[type, ...]] = {
+    "scheme": (Scheme, Warmup),
+    "selectors": selectors.ALL,
+    "values": values.ALL,
+    "indices": indices.ALL,
+    "memory": memory.ALL,
+    "collectives": collectives.ALL,
+}
+
+
+def parse(text: str) -> AnyScheme:
+    """The scheme that `text` writes down; a selector alone is enough.
+
+    >>> parse("TopK(0.01)")
+    Scheme(TopK(0.01))
+    """
+    names = {kind.__name__: kind for family in FAMILIES.values() for kind in family}
+    return as_scheme(read(text, names))
+
+
+def as_scheme(given: object) -> AnyScheme:
+    """A scheme from a scheme, a selector, or text in the notation."""
+    if isinstance(given, str):
+        return parse(given)
+    if isinstance(given, Selector):
+        return Scheme(given)
+    if isinstance(given, (Scheme, Warmup)):
+        return given
+    raise SchemeError(
+        f"{given!r} is no scheme: write a selector such as TopK(0.01), or Scheme(TopK(0.01), …)"
+    )
+
+
+def _check_kind(where: str, part: object, kind: type, family: tuple[type, ...]) -> None:
+    if not isinstance(part, kind):
+        names = ", ".join(f"{member.__name__}()" for member in family)
+        raise SchemeError(f"{where} takes one of {names}; this is {part!r}")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

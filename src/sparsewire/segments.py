@@ -1,0 +1,211 @@
+"""How a flat gradient is cut into pieces, and how many coordinates each piece sends.
+
+Scope is a segmentation: `layer` (one piece per tensor), `global` (one piece for all) and chunks
+of a fixed length are three ways to cut, so that one kernel serves them all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from .kernels.counter import name_key
+
+Scope = Literal["layer", "global"] | int
+Shape = Sequence[int]
+
+
+class Counts(Protocol):
+    """What a selector says about sizes: entries wanted, and slots set aside for them."""
+
+    def entries(self, length: int) -> int: ...
+
+    def room(self, length: int) -> int: ...
+
+
+@dataclass(frozen=True)
+class Span:
+    """One parameter's place in the flat gradient."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def length(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.length
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A run of the flat gradient from which `count` coordinates are sent in `room` slots."""
+
+    name: str
+    start: int
+    length: int
+    count: int
+    room: int
+
+
+@dataclass(frozen=True)
+class Segments:
+    """A cut gradient: `spans` say where the parameters lie, `pieces` are selected from, and
+    `whole` pieces travel entire.
+
+    >>> from sparsewire import TopK
+    >>> s = Segments.cut({"w": (100, 50), "b": (50,)}, TopK(0.01))
+    >>> [(p.name, p.length, p.count) for p in s.pieces], [p.name for p in s.whole]
+    ([('w', 5000, 50)], ['b'])
+    """
+
+    spans: tuple[Span, ...]
+    pieces: tuple[Piece, ...]
+    whole: tuple[Piece, ...]
+
+    @staticmethod
+    def cut(
+        shapes: Mapping[str, Shape],
+        counts: Counts,
+        scope: Scope = "layer",
+        whole: int | None = 1024,
+    ) -> Segments:
+        """Cut parameters, given by name and shape, in the order given.
+
+        1-D tensors and tensors of fewer than `whole` elements travel whole; None switches that
+        off. A `global` cut puts those behind all others, so that its one piece is contiguous.
+        A piece that would send all it has travels whole too.
+        """
+        exempt = [
+            whole is not None and (len(shape) < 2 or math.prod(shape) < whole)
+            for shape in shapes.values()
+        ]
+        order = list(zip(shapes.items(), exempt, strict=True))
+        if scope == "global":
+            order.sort(key=lambda entry: entry[1])  # stable: sparsified first
+        spans: list[Span] = []
+        start = 0
+        for (name, shape), _ in order:
+            spans.append(Span(name, tuple(shape), start))
+            start = spans[-1].stop
+
+        ranges: list[tuple[str, int, int, bool]] = []
+        if scope == "global":
+            split = sum(s.length for s, (_, e) in zip(spans, order, strict=True) if not e)
+            ranges.append(("*", 0, split, False))
+        for span, (_, is_exempt) in zip(spans, order, strict=True):
+            if is_exempt:
+                ranges.append((span.name, span.start, span.length, True))
+            elif scope == "layer":
+                ranges.append((span.name, span.start, span.length, False))
+            elif isinstance(scope, int):
+                for at in range(0, span.length, scope):
+                    length = min(scope, span.length - at)
+                    ranges.append((f"{span.name}[{at}]", span.start + at, length, False))
+
+        pieces: list[Piece] = []
+        entire: list[Piece] = []
+        for name, begin, length, is_exempt in ranges:
+            if length == 0:
+                continue
+            count = length if is_exempt else counts.entries(length)
+            if count >= length:
+                entire.append(Piece(name, begin, length, length, length))
+            else:
+                pieces.append(Piece(name, begin, length, count, counts.room(length)))
+        return Segments(tuple(spans), tuple(pieces), tuple(entire))
+
+    @property
+    def size(self) -> int:
+        """Length of the flat gradient."""
+        return self.spans[-1].stop if self.spans else 0
+
+    @cached_property
+    def room(self) -> int:
+        """Slots for selected entries in one message."""
+        return sum(piece.room for piece in self.pieces)
+
+    @cached_property
+    def whole_size(self) -> int:
+        """Values that travel whole."""
+        return sum(piece.length for piece in self.whole)
+
+    @cached_property
+    def whole_runs(self) -> tuple[tuple[int, int], ...]:
+        """The whole pieces as (start, stop), neighbours joined."""
+        runs: list[tuple[int, int]] = []
+        for piece in sorted(self.whole, key=lambda p: p.start):
+            if runs and runs[-1][1] == piece.start:
+                runs[-1] = (runs[-1][0], piece.start + piece.length)
+            else:
+                runs.append((piece.start, piece.start + piece.length))
+        return tuple(runs)
+
+    @cached_property
+    def grids(self) -> tuple[tuple[int, int, int, int], ...]:
+        """Pieces of one size that lie side by side, as (start, rows, length, count)."""
+        grids: list[tuple[int, int, int, int]] = []
+        for piece in self.pieces:
+            if grids:
+                start, rows, length, count = grids[-1]
+                same = (piece.length, piece.count) == (length, count)
+                if same and piece.start == start + rows * length:
+                    grids[-1] = (start, rows + 1, length, count)
+                    continue
+            grids.append((piece.start, 1, piece.length, piece.count))
+        return tuple(grids)
+
+    def table(self, device: torch.device) -> PieceTable:
+        """The pieces as tensors, one row each, kept for every later step."""
+        tables: dict[torch.device, PieceTable] = self._tables
+        if device not in tables:
+            tables[device] = PieceTable.of(self.pieces, device)
+        return tables[device]
+
+    @cached_property
+    def _tables(self) -> dict[torch.device, PieceTable]:
+        return {}
+
+    def views(self, flat: Tensor) -> Iterable[tuple[Span, Tensor]]:
+        """The flat gradient parameter by parameter."""
+        for span in self.spans:
+            yield span, flat[span.start : span.stop]
+
+
+@dataclass(frozen=True)
+class PieceTable:
+    """The columns of `Segments.pieces` on a device, and which piece each entry belongs to."""
+
+    keys: Tensor
+    starts: Tensor
+    lengths: Tensor
+    counts: Tensor
+    owner: Tensor  # entry -> piece, for selectors that fill every slot
+    place: Tensor  # entry -> its position inside the piece's entries
+
+    @staticmethod
+    def of(pieces: Sequence[Piece], device: torch.device) -> PieceTable:
+        def column(values: Iterable[int]) -> Tensor:
+            return torch.tensor(list(values), dtype=torch.int64, device=device)
+
+        counts = column(p.count for p in pieces)
+        owner = torch.repeat_interleave(torch.arange(len(pieces), device=device), counts)
+        first = torch.cumsum(counts, 0) - counts
+        place = torch.arange(owner.numel(), device=device) - first[owner]
+        return PieceTable(
+            keys=column(name_key(p.name) for p in pieces),
+            starts=column(p.start for p in pieces),
+            lengths=column(p.length for p in pieces),
+            counts=counts,
+            owner=owner,
+            place=place,
+        )

@@ -1,0 +1,118 @@
+"""Real processes with a real Gloo group, kept for many tests: starting torch takes seconds.
+
+    results = cluster.run(function, *arguments)     # function(*arguments) on every rank
+
+Functions and arguments travel by pickle, so functions live at the top level of a test module.
+"""
+
+from __future__ import annotations
+
+import datetime
+import multiprocessing as mp
+import os
+import signal
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+
+
+class RankError(AssertionError):
+    """A rank raised; the message holds its traceback."""
+
+
+def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
+    import torch
+    import torch.distributed as dist
+
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60)
+    )
+    while (task := pipe.recv()) is not None:
+        function, arguments = task
+        try:
+            pipe.send((True, function(*arguments)))
+        except BaseException:
+            pipe.send((False, traceback.format_exc()))
+    os._exit(0)
+
+
+class Cluster:
+    """`size` worker processes."""
+
+    def __init__(self, size: int) -> None:
+        import torch.distributed as dist
+
+        self.size = size
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        context = mp.get_context("spawn")
+        self.processes, self._pipes = [], []
+        for rank in range(size):
+            here, there = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(rank, size, self._store.port, there), daemon=True
+            )
+            process.start()
+            there.close()
+            self.processes.append(process)
+            self._pipes.append(here)
+
+    def run(self, function: Callable[..., Any], *arguments: Any, timeout: float = 90) -> list[Any]:
+        """Call the function on every rank; any rank's error or silence fails the test."""
+        outcomes = self.outcomes(function, *arguments, timeout=timeout)
+        failures = [
+            f"rank {rank}: {value}" for rank, (fine, value) in enumerate(outcomes) if not fine
+        ]
+        if failures:
+            self.stop()
+            raise RankError("\n".join(failures))
+        return [value for _, value in outcomes]
+
+    def start(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Call the function on every rank without waiting for the answers."""
+        for pipe in self._pipes:
+            pipe.send((function, arguments))
+
+    def outcomes(
+        self, function: Callable[..., Any], *arguments: Any, timeout: float = 90
+    ) -> list[tuple[bool, Any]]:
+        """(True, result) or (False, traceback) of every rank."""
+        self.start(function, *arguments)
+        return self.collect(timeout)
+
+    def collect(self, timeout: float = 90) -> list[tuple[bool, Any]]:
+        """What the ranks answer to the last call; a rank that died gives (False, 'died')."""
+        deadline = time.monotonic() + timeout
+        found: list[tuple[bool, Any]] = []
+        for pipe in self._pipes:
+            if not pipe.poll(max(0.0, deadline - time.monotonic())):
+                self.stop()
+                pytest.fail(f"rank {len(found)} gave no answer in {timeout:.0f} seconds")
+            try:
+                found.append(pipe.recv())
+            except EOFError:
+                found.append((False, "died"))
+        return found
+
+    @property
+    def alive(self) -> bool:
+        return all(process.is_alive() for process in self.processes)
+
+    def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
+        """Send a signal to one rank."""
+        pid = self.processes[rank].pid
+        assert pid is not None
+        os.kill(pid, number)
+
+    def stop(self) -> None:
+        """Kill all ranks."""
+        for process in self.processes:
+            process.kill()
+            process.join()

@@ -1,0 +1,64 @@
+"""Fixtures: clusters of real processes that outlive a single test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from .cluster import Cluster
+
+torch.set_num_threads(1)
+
+
+class _Keeper:
+    """Hands out a cluster of each size, anew after one has broken."""
+
+    def __init__(self) -> None:
+        self._clusters: dict[int, Cluster] = {}
+
+    def get(self, size: int) -> Cluster:
+        cluster = self._clusters.get(size)
+        if cluster is None or not cluster.alive:
+            if cluster is not None:
+                cluster.stop()
+            cluster = self._clusters[size] = Cluster(size)
+        return cluster
+
+    def stop(self) -> None:
+        for cluster in self._clusters.values():
+            cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def _keeper() -> Iterator[_Keeper]:
+    keeper = _Keeper()
+    yield keeper
+    keeper.stop()
+
+
+@pytest.fixture
+def four(_keeper: _Keeper) -> Cluster:
+    """Four ranks."""
+    return _keeper.get(4)
+
+
+@pytest.fixture
+def two(_keeper: _Keeper) -> Cluster:
+    """Two ranks."""
+    return _keeper.get(2)
+
+
+@pytest.fixture
+def fresh() -> Iterator[object]:
+    """Makes clusters for tests that break them."""
+    made: list[Cluster] = []
+
+    def make(size: int) -> Cluster:
+        made.append(Cluster(size))
+        return made[-1]
+
+    yield make
+    for cluster in made:
+        cluster.stop()

@@ -1,0 +1,42 @@
+"""Attached DDP on real processes: against the simulated group, and against plain DDP."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import sparsewire as sw
+
+from ..cluster import Cluster
+from .training import train_ddp, train_simulated
+
+SELECTORS = {
+    "TopK(0.05)": (),
+    "Threshold(0.05)": (),
+    "RandomK(0.05)": ("AllReduce()", "AllGather()"),
+    "RandomK(0.05, shared=False)": (),
+    "BlockRandomK(0.05)": (),
+    "BlockRandomK(0.05, shared=True)": ("AllReduce()", "AllGather()"),
+    "Dense()": ("AllReduce()", "AllGather()"),
+}
+SCOPES = ("'layer'", "'global'", "500")
+GRID = [
+    f"Scheme({selector}, scope={scope}{f', collective={collective}' if collective else ''})"
+    for (selector, collectives), scope in itertools.product(SELECTORS.items(), SCOPES)
+    for collective in collectives or ("",)
+]
+
+
+@pytest.mark.parametrize("scheme", GRID)
+def test_real_processes_equal_the_simulated_group(four: Cluster, scheme: str) -> None:
+    real = four.run(train_ddp, scheme)
+    simulated = train_simulated(scheme, 4)
+    for parameters in real:
+        assert torch.equal(parameters, simulated)
+
+
+def test_grid_covers_every_selector() -> None:
+    named = {type(sw.parse(text).scope) and text.split("(")[0] for text in SELECTORS}
+    assert named == {kind.__name__ for kind in sw.FAMILIES["selectors"]}
