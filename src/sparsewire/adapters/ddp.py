@@ -37,7 +37,7 @@ from ..report import Report
 from ..scheme import AnyScheme, Scheme, as_scheme
 from ..selectors import Selector
 from .handshake import handshake
-from .model import check_momentum, find_ddp, named_parameters
+from .model import check_momentum, find_ddp, gradient_views, named_parameters
 from .scaling import Scaling
 from .slot import slot_of
 
@@ -180,7 +180,7 @@ class Wire:
             bucket.is_last(),
             bucket.buffer(),
             tuple(self._names[id(parameter)] for parameter in bucket.parameters()),
-            bucket.gradients(),
+            gradient_views(bucket.buffer(), bucket.parameters()),
             Promise(self._device),
             event,
         )

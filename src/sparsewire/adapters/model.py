@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import AttachError
@@ -53,6 +55,22 @@ def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
                 f"already; build it with sparse=False"
             )
     return named
+
+
+def gradient_views(buffer: Tensor, parameters: Iterable[Tensor]) -> list[Tensor]:
+    """A bucket's gradients in their parameters' shape and strides.
+
+    `GradBucket.gradients()` shows them all as contiguous, which scrambles channels_last weights.
+    """
+    views, at = [], buffer.storage_offset()
+    for parameter in parameters:
+        size, stride = parameter.size(), parameter.stride()
+        spread = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+        if spread != parameter.numel():  # not dense: DDP falls back to a contiguous layout
+            stride = parameter.new_empty(size).stride()
+        views.append(buffer.as_strided(size, stride, at))
+        at += parameter.numel()
+    return views
 
 
 def check_momentum(memory: Memory, optimizer: torch.optim.Optimizer | None) -> None:

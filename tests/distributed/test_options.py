@@ -1,0 +1,392 @@
+"""DDP's own options and corner cases, each with the exchange attached."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import sparsewire as sw
+
+from ..cluster import Cluster
+from .training import CAP, batch, loss_of, make_model, numbers, sgd, train_ddp, train_simulated
+
+SCHEMES = ("TopK(0.05)", "Scheme(RandomK(0.05), scope='global')")
+
+
+@pytest.mark.parametrize("scheme", ["Dense()", "TopK(1.0)", "Scheme(RandomK(1.0), scope=100)"])
+def test_sending_everything_equals_plain_ddp(two: Cluster, four: Cluster, scheme: str) -> None:
+    for cluster, tolerance in ((two, 0.0), (four, 1e-6)):
+        plain = cluster.run(train_ddp, None)
+        sparse = cluster.run(train_ddp, scheme)
+        torch.testing.assert_close(sparse[0], plain[0], rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradient_as_bucket_view": True},
+        {"static_graph": True},
+        {"find_unused_parameters": True},
+        {"bucket_cap_mb": 25},
+        {"bucket_cap_mb": 0.0001, "gradient_as_bucket_view": True},  # every tensor its own bucket
+    ],
+    ids=str,
+)
+def test_ddp_options(four: Cluster, scheme: str, options: dict[str, Any]) -> None:
+    real = four.run(train_ddp, scheme, 8, options)
+    assert torch.equal(real[0], real[3])
+    assert torch.equal(real[0], train_simulated(scheme, 4, 8))
+
+
+def _train_with_optimizer_momentum(scheme: str) -> torch.Tensor:
+    return train_ddp(scheme, 8, momentum=0.9)
+
+
+def test_optimizer_with_momentum(two: Cluster) -> None:
+    real = two.run(_train_with_optimizer_momentum, SCHEMES[0])
+    assert torch.equal(real[0], train_simulated(SCHEMES[0], 2, 8, momentum=0.9))
+
+
+def _accumulate(scheme: str, steps: int) -> torch.Tensor:
+    rank = dist.get_rank()
+    model = DDP(make_model(), bucket_cap_mb=CAP)
+    optimizer = sgd(model)
+    wire = sw.attach(model, scheme)
+    for step in range(steps):
+        optimizer.zero_grad()
+        with model.no_sync():
+            loss_of(model, rank, 2 * step).backward()
+        assert wire.steps == step
+        loss_of(model, rank, 2 * step + 1).backward()
+        optimizer.step()
+    wire.detach()
+    return numbers(model)
+
+
+def test_no_sync_accumulation(two: Cluster) -> None:
+    real = two.run(_accumulate, SCHEMES[0], 4)
+    model = make_model()
+    named, optimizer = dict(model.named_parameters()), sgd(model)
+    states = [sw.init(SCHEMES[0], named) for _ in range(2)]
+    for step in range(4):
+        gradients = []
+        for rank in range(2):
+            model.zero_grad()
+            loss_of(model, rank, 2 * step).backward()
+            loss_of(model, rank, 2 * step + 1).backward()
+            gradients.append({n: copy.deepcopy(p.grad) for n, p in named.items()})
+        mean, states = sw.simulate(gradients, states)
+        for name, parameter in named.items():
+            parameter.grad = mean[name]
+        optimizer.step()
+    assert torch.equal(real[0], numbers(model))
+    assert torch.equal(real[1], numbers(model))
+
+
+def _frozen() -> tuple[list[str], bool]:
+    model = make_model()
+    for parameter in model[0].parameters():
+        parameter.requires_grad_(False)
+    before = model[0].weight.clone()
+    ddp = DDP(model, bucket_cap_mb=CAP)
+    wire = sw.attach(ddp, "TopK(0.05)")
+    loss_of(ddp, dist.get_rank(), 0).backward()
+    sgd(ddp).step()
+    wire.detach()
+    return sorted(wire.state_dict()["memory"]), torch.equal(before, model[0].weight)
+
+
+def test_frozen_parameters_stay_out(two: Cluster) -> None:
+    for names, unchanged in two.run(_frozen):
+        assert "0.weight" not in names
+        assert "2.weight" in names
+        assert unchanged
+
+
+class Mixed(nn.Module):
+    """Parameters of three types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.f32 = nn.Linear(64, 64)
+        self.bf16 = nn.Linear(64, 64).bfloat16()
+        self.f64 = nn.Linear(64, 64).double()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self.bf16(self.f32(inputs).bfloat16())
+        return self.f64(hidden.double()).square().mean()
+
+
+def _mixed(scheme: str) -> tuple[torch.Tensor, dict[str, torch.dtype]]:
+    ddp = DDP(Mixed(), bucket_cap_mb=CAP)
+    wire = sw.attach(ddp, scheme)
+    optimizer = sgd(ddp)
+    for step in range(5):
+        optimizer.zero_grad()
+        ddp(batch(dist.get_rank(), step)[0]).backward()
+        optimizer.step()
+    memory = {n: kept["residual"].dtype for n, kept in wire.state_dict()["memory"].items()}
+    wire.detach()
+    return torch.cat([p.detach().double().reshape(-1) for p in ddp.parameters()]), memory
+
+
+@pytest.mark.parametrize("scheme", ["TopK(0.05)", "Scheme(TopK(0.05), scope='global')", "Dense()"])
+def test_parameters_of_several_types(two: Cluster, scheme: str) -> None:
+    results = two.run(_mixed, scheme)
+    assert torch.equal(results[0][0], results[1][0])
+    assert results[0][0].isfinite().all()
+    if "global" not in scheme:
+        assert results[0][1]["bf16.weight"] == torch.float32
+        assert results[0][1]["f64.weight"] == torch.float64
+
+
+def _many_buckets() -> int:
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Linear(40, 40) for _ in range(30)))
+    ddp = DDP(net, bucket_cap_mb=0.001)
+    wire = sw.attach(ddp, "TopK(0.05)", timeout=20)
+    for step in range(3):
+        ddp.zero_grad()
+        ddp(batch(dist.get_rank(), step)[0][:, :40]).sum().backward()
+    buckets = len(wire._units)
+    wire.detach()
+    return buckets
+
+
+def test_any_number_of_buckets_on_gloo(four: Cluster) -> None:
+    """PyTorch's PowerSGD hook hangs here from four buckets on."""
+    assert min(four.run(_many_buckets, timeout=60)) >= 30
+
+
+def _two_models_two_groups() -> list[torch.Tensor]:
+    rank = dist.get_rank()
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    everyone = DDP(make_model(1), bucket_cap_mb=CAP)
+    pair = DDP(make_model(2), bucket_cap_mb=CAP, process_group=pairs[rank // 2])
+    wires = [sw.attach(everyone, "TopK(0.05)"), sw.attach(pair, "RandomK(0.05)")]
+    optimizers = [sgd(everyone), sgd(pair)]
+    for step in range(5):
+        for model, optimizer in zip((everyone, pair), optimizers, strict=True):
+            optimizer.zero_grad()
+            loss_of(model, rank, step).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert [wire.group.size for wire in wires] == [4, 2]
+    for wire in wires:
+        wire.detach()
+    return [numbers(everyone), numbers(pair)]
+
+
+def test_several_models_and_groups(four: Cluster) -> None:
+    results = four.run(_two_models_two_groups)
+    assert all(torch.equal(results[0][0], result[0]) for result in results)
+    assert torch.equal(results[0][1], results[1][1])
+    assert torch.equal(results[2][1], results[3][1])
+    assert not torch.equal(results[0][1], results[2][1])
+
+
+class Branching(nn.Module):
+    """Uses its second branch only when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one = nn.Linear(64, 64)
+        self.two = nn.Linear(64, 64)
+
+    def forward(self, inputs: torch.Tensor, both: bool) -> torch.Tensor:
+        hidden = self.one(inputs)
+        return (self.two(hidden) if both else hidden).square().mean()
+
+
+def _unused(scheme: str, view: bool) -> tuple[float, float, bool]:
+    ddp = DDP(Branching(), find_unused_parameters=True, gradient_as_bucket_view=view)
+    wire = sw.attach(ddp, scheme)
+    inputs = batch(dist.get_rank(), 0)[0]
+    ddp(inputs, True).backward()
+    ddp.zero_grad()
+    before = wire.state_dict()["memory"]["two.weight"]["residual"]
+    ddp(inputs, False).backward()
+    after = wire.state_dict()["memory"]["two.weight"]["residual"]
+    untouched = ddp.module.two.weight.grad is None
+    ddp.zero_grad()
+    # used on one rank only: now it takes part on all
+    ddp(inputs, dist.get_rank() == 0).backward()
+    wire.detach()
+    change = (after - before).abs().max()
+    return float(before.norm()), float(change), untouched and ddp.module.two.weight.grad is not None
+
+
+@pytest.mark.parametrize("view", [False, True])
+@pytest.mark.parametrize("scheme", ["TopK(0.05)", "Scheme(TopK(0.05), scope='global')"])
+def test_memory_of_an_unused_parameter_is_not_lost(two: Cluster, scheme: str, view: bool) -> None:
+    for norm, change, as_expected in two.run(_unused, scheme, view):
+        assert norm > 0
+        assert change == 0
+        assert as_expected
+
+
+def _detach_and_attach_again() -> list[bool]:
+    rank = dist.get_rank()
+    model, plain = DDP(make_model(), bucket_cap_mb=CAP), DDP(make_model(), bucket_cap_mb=CAP)
+    seen = []
+    wire = sw.attach(model, "TopK(0.05)")
+    for phase in range(3):
+        for net in (model, plain):
+            net.zero_grad()
+            loss_of(net, rank, phase).backward()
+        pairs = zip(model.parameters(), plain.parameters(), strict=True)
+        seen.append(all(torch.equal(a.grad, b.grad) for a, b in pairs))
+        if phase == 0:
+            wire.detach()
+        elif phase == 1:
+            wire = sw.attach(model, "RandomK(0.05)")
+    wire.detach()
+    return seen
+
+
+def test_detach_gives_plain_ddp_back(two: Cluster) -> None:
+    assert two.run(_detach_and_attach_again) == [[False, True, False]] * 2
+
+
+def _refusals() -> dict[str, str]:
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+    found = {}
+
+    def refused(key: str, *arguments: Any, **options: Any) -> None:
+        try:
+            sw.attach(*arguments, **options)
+        except sw.AttachError as error:
+            found[key] = str(error)
+
+    taken = DDP(make_model())
+    taken.register_comm_hook(None, fp16_compress_hook)
+    refused("taken", taken, "TopK(0.01)")
+    model = DDP(make_model())
+    wire = sw.attach(model, "TopK(0.01)")
+    refused("twice", model, "TopK(0.01)")
+    wire.detach()
+    refused("no ddp", make_model(), "TopK(0.01)")
+    refused("sparse", DDP(nn.Embedding(10, 64, sparse=True)), "TopK(0.01)")
+    corrected = "Scheme(TopK(0.01), memory=MomentumCorrection())"
+    refused("blind", model, corrected)
+    refused("momentum", model, corrected, optimizer=sgd(model, momentum=0.9))
+    refused("adam", model, corrected, optimizer=torch.optim.AdamW(model.parameters()))
+    refused("follow", model, "TopK(0.01)", follow_lr=True)
+    refused("mode", model, "TopK(0.01)", on_nonfinite="ignore")
+    refused("timeout", model, "TopK(0.01)", timeout=0)
+    sw.attach(model, corrected, optimizer=sgd(model)).detach()
+    return found
+
+
+def test_what_cannot_work_is_refused_with_a_remedy(two: Cluster) -> None:
+    found = two.run(_refusals)[0]
+    remedies = {
+        "taken": "values=BFloat16()",
+        "twice": "detach()",
+        "no ddp": "DDP(model)",
+        "sparse": "sparse=False",
+        "blind": "optimizer=optimizer",
+        "momentum": "without momentum",
+        "adam": "without momentum",
+        "follow": "optimizer=optimizer",
+        "mode": "'skip'",
+        "timeout": "above 0",
+    }
+    assert found.keys() == remedies.keys()
+    for key, remedy in remedies.items():
+        assert remedy in found[key]
+
+
+def _compiled(scheme: str) -> tuple[list[str], torch.Tensor]:
+    ddp = DDP(torch.compile(make_model(), backend="eager"))
+    model = torch.compile(ddp, backend="eager")
+    wire = sw.attach(model, scheme)
+    optimizer = sgd(model)
+    for step in range(8):
+        optimizer.zero_grad()
+        loss_of(model, dist.get_rank(), step).backward()
+        optimizer.step()
+    names = sorted(wire.state_dict()["memory"])
+    wire.detach()
+    return names, numbers(model)
+
+
+def test_compiled_models_are_unwrapped(two: Cluster) -> None:
+    results = two.run(_compiled, "TopK(0.05)")
+    assert results[0][0] == sorted(name for name, _ in make_model().named_parameters())
+    assert torch.equal(results[0][1], train_simulated("TopK(0.05)", 2, 8))
+
+
+def _never_called() -> list[str]:
+    import warnings
+
+    ddp = DDP(make_model())
+    wire = sw.attach(ddp, "TopK(0.05)")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(4):
+            with ddp.no_sync():
+                ddp(batch(0, step)[0])  # does not count: nothing is due after it
+        assert not caught
+        for step in range(4):
+            ddp(batch(0, step)[0])
+    wire.detach()
+    return [str(warning.message) for warning in caught]
+
+
+def test_a_hook_that_is_never_called_is_reported(two: Cluster) -> None:
+    messages = two.run(_never_called)[0]
+    assert len(messages) == 1
+    assert "not called it in the first two steps" in messages[0]
+
+
+def _channels_last() -> bool:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(8, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3))
+    plain, last = DDP(copy.deepcopy(net)), DDP(net.to(memory_format=torch.channels_last))
+    wires = [sw.attach(model, "BlockRandomK(0.05)") for model in (plain, last)]
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    inputs = torch.randn(4, 8, 12, 12, generator=generator)
+    for model in (plain, last):
+        model(inputs).square().mean().backward()
+    kept = [wire.state_dict()["memory"]["2.weight"]["residual"] for wire in wires]
+    for wire in wires:
+        wire.detach()
+    return bool(torch.allclose(kept[0], kept[1], atol=1e-5))
+
+
+def test_state_does_not_depend_on_the_memory_format(two: Cluster) -> None:
+    assert all(two.run(_channels_last))
+
+
+def _uneven() -> tuple[int, torch.Tensor]:
+    from torch.distributed.algorithms.join import Join
+
+    rank = dist.get_rank()
+    model = DDP(make_model(), bucket_cap_mb=CAP)
+    wire = sw.attach(model, "TopK(0.05)")
+    optimizer = sgd(model)
+    with Join([model]):
+        for step in range(3 + 2 * rank):
+            optimizer.zero_grad()
+            loss_of(model, rank, step).backward()
+            optimizer.step()
+    steps = wire.steps
+    wire.detach()
+    return steps, numbers(model)
+
+
+def test_uneven_inputs_with_join(two: Cluster) -> None:
+    results = two.run(_uneven)
+    assert [steps for steps, _ in results] == [5, 5]
+    assert torch.equal(results[0][1], results[1][1])
