@@ -78,7 +78,12 @@ class Exchange:
     @cached_property
     def message_bytes(self) -> int:
         """Bytes of one message, without the header that goes ahead."""
-        return self.index_bytes + self.value_bytes
+        return self.index_bytes + self.value_bytes + self.padding_bytes
+
+    @cached_property
+    def padding_bytes(self) -> int:
+        """Bytes behind a message, so that the one behind it starts at a multiple of eight."""
+        return -(self.index_bytes + self.value_bytes) % 8
 
     @cached_property
     def _fingerprints(self) -> tuple[int, int]:
@@ -212,18 +217,21 @@ class _Desk:
             scheme = self.exchange.scheme
             data = scheme.values.encode(values)
             self._put_back(indices, values, data)
-            return torch.cat([scheme.indices.encode(indices, self.exchange.segments), data])
+            padding = data.new_zeros(self.exchange.padding_bytes)
+            written = scheme.indices.encode(indices, self.exchange.segments)
+            return torch.cat([written, data, padding])
 
     def read(self, message: Tensor, rank: int) -> tuple[Tensor, Tensor]:
         with self.meter.stage("decode"):
             scheme, segments = self.exchange.scheme, self.exchange.segments
             split = self.exchange.index_bytes
+            end = split + self.exchange.value_bytes
             if scheme.indices.written:
                 indices = scheme.indices.decode(message[:split], segments)
             else:
                 draw = Draw(scheme.seed, self.call.step, rank)
                 indices = scheme.selector.coordinates(segments, draw, message.device)
-            return indices, scheme.values.decode(message[split:], self.ledger.dtype)
+            return indices, scheme.values.decode(message[split:end], self.ledger.dtype)
 
     def narrow(self, indices: Tensor, values: Tensor) -> Tensor:
         with self.meter.stage("encode"):

@@ -26,6 +26,7 @@ class Explanation:
     header_bytes: int
     index_bytes: int
     value_bytes: int
+    padding_bytes: int
     sent_bytes: int
     dense_float32_bytes: int
     dense_bfloat16_bytes: int
@@ -37,7 +38,7 @@ class Explanation:
         return asdict(self)
 
     def __str__(self) -> str:
-        message = self.header_bytes + self.index_bytes + self.value_bytes
+        message = self.header_bytes + self.index_bytes + self.value_bytes + self.padding_bytes
         share = 100 * (self.selected + self.whole) / max(1, self.parameters)
         bits = 8 * message / max(1, self.parameters)
         ratio32, ratio16 = (
@@ -84,6 +85,7 @@ def explain(scheme: AnyScheme | str, shapes: Mapping[str, Shape], workers: int) 
         header_bytes=HEADER_BYTES,
         index_bytes=exchange.index_bytes,
         value_bytes=exchange.value_bytes,
+        padding_bytes=exchange.padding_bytes,
         sent_bytes=exchange.traffic(workers),
         dense_float32_bytes=dense_traffic(segments.size, workers, 4),
         dense_bfloat16_bytes=dense_traffic(segments.size, workers, 2),

@@ -167,6 +167,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.state = self.optimizer.state
         self.steps = state_dict["step"]
 
+    def close(self) -> None:
+        """Leave the group; the optimizer cannot step any more."""
+        if isinstance(self.group, DistributedGroup):
+            self.group.close()
+
     def report(self, layers: bool = False) -> Report:
         """Bytes, ratios, times and the health of the memory, as `Wire.report`."""
         squares: dict[str, float] = {}

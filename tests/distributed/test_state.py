@@ -1,0 +1,238 @@
+"""Stop and resume on real processes: bit-equal to a run that never stopped, or refused."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import sparsewire as sw
+
+from ..cluster import Cluster
+from .training import CAP, loss_of, make_model, numbers, sgd
+
+RESUMED = [
+    "TopK(0.05)",
+    "Threshold(0.05)",
+    "RandomK(0.05)",
+    "BlockRandomK(0.05)",
+    "Scheme(TopK(0.05), scope='global', values=BFloat16())",
+    "Scheme(RandomK(0.05), scope=300, values=Float16())",
+    "Scheme(TopK(0.05), memory=MomentumCorrection(0.9, nesterov=True))",
+    "Warmup(TopK(0.05), steps=7, ease=True)",
+    "Warmup(Scheme(TopK(0.05), scope='global'), steps=7)",
+]
+
+
+def _through_a_file(value: Any) -> Any:
+    """As saved and loaded, without unpickling anything but tensors and plain values."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def _train(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, last: int) -> None:
+    for step in range(first, last):
+        optimizer.zero_grad()
+        loss_of(model, dist.get_rank(), step).backward()
+        optimizer.step()
+
+
+def _stop_and_resume(scheme: str) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+    def start() -> tuple[DDP, torch.optim.Optimizer, sw.Wire]:
+        # buckets in the order of construction first, rebuilt in the order of backward then
+        model = DDP(make_model(), bucket_cap_mb=CAP)
+        optimizer = sgd(model)
+        return model, optimizer, sw.attach(model, scheme, optimizer=optimizer)
+
+    whole, optimizer, wire = start()
+    _train(whole, optimizer, 0, 12)
+    wire.detach()
+
+    model, optimizer, wire = start()
+    _train(model, optimizer, 0, 5)
+    saved = _through_a_file(
+        {"model": model.state_dict(), "opt": optimizer.state_dict(), "wire": wire.state_dict()}
+    )
+    layouts = [len(unit.names) for unit in wire._units.values()]
+    wire.detach()
+    model, optimizer, wire = start()
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["opt"])
+    wire.load_state_dict(saved["wire"])
+    _train(model, optimizer, 5, 12)
+    assert wire.steps == 12
+    wire.detach()
+    return numbers(whole), numbers(model), layouts
+
+
+@pytest.mark.parametrize("scheme", RESUMED)
+def test_resumed_equals_never_stopped(four: Cluster, scheme: str) -> None:
+    for whole, resumed, _ in four.run(_stop_and_resume, scheme):
+        assert torch.equal(whole, resumed)
+
+
+def _other_bucket_order() -> tuple[torch.Tensor, torch.Tensor, bool]:
+    def run(stop_at: int, cap: float) -> tuple[torch.Tensor, list[tuple[str, ...]]]:
+        model = DDP(make_model(), bucket_cap_mb=CAP)
+        optimizer = sgd(model)
+        wire = sw.attach(model, "RandomK(0.05)")
+        _train(model, optimizer, 0, stop_at)
+        seen = [unit.names for unit in wire._units.values()]
+        saved = copy.deepcopy((model.state_dict(), wire.state_dict()))
+        wire.detach()
+        model = DDP(make_model(), bucket_cap_mb=cap)
+        optimizer = sgd(model)
+        wire = sw.attach(model, "RandomK(0.05)")
+        model.load_state_dict(saved[0])
+        wire.load_state_dict(saved[1])
+        _train(model, optimizer, stop_at, stop_at + 1)
+        seen.append(tuple(name for unit in wire._units.values() for name in unit.names))
+        _train(model, optimizer, stop_at + 1, 8)
+        wire.detach()
+        return numbers(model), seen
+
+    same, _ = run(4, CAP)
+    other, layouts = run(4, 0.001)
+    return same, other, len(set(layouts)) > 1
+
+
+def test_resume_with_other_buckets(four: Cluster) -> None:
+    for same, other, differed in four.run(_other_bucket_order):
+        assert differed
+        assert torch.equal(same, other)
+
+
+def _refusals() -> dict[str, str]:
+    model = DDP(make_model(), bucket_cap_mb=CAP)
+    wire = sw.attach(model, "TopK(0.05)")
+    loss_of(model, dist.get_rank(), 0).backward()
+    good = wire.state_dict()
+    before = copy.deepcopy(good)
+    messages = {}
+
+    def refused(key: str, **changes: Any) -> None:
+        try:
+            wire.load_state_dict({**copy.deepcopy(good), **changes})
+        except sw.StateError as error:
+            messages[key] = str(error)
+
+    kept = good["memory"]
+    refused("scheme", scheme="Scheme(TopK(0.1))")
+    refused("rank", rank=dist.get_rank() + 1)
+    refused("world", world=99)
+    refused("format", format=0)
+    refused("missing", memory={n: m for n, m in kept.items() if n != "0.weight"})
+    refused("foreign", memory={**kept, "x": {"residual": torch.zeros(1)}})
+    refused("shape", memory={**kept, "0.weight": {"residual": torch.zeros(3)}})
+    refused("nan", memory={**kept, "0.bias": {"residual": torch.full((96,), torch.nan)}})
+    after = wire.state_dict()
+    for name, fields in before["memory"].items():
+        assert torch.equal(fields["residual"], after["memory"][name]["residual"])
+    wire.load_state_dict({**good, "scheme": "Scheme(TopK(0.1))"}, strict=False)
+    wire.detach()
+    return messages
+
+
+def test_state_that_does_not_fit_is_refused(two: Cluster) -> None:
+    messages = two.run(_refusals)[0]
+    expected = {
+        "scheme": "Scheme(TopK(0.1))",
+        "rank": "rank 1 of 2",
+        "world": "of 99",
+        "format": "state_dict()",
+        "missing": "0.weight",
+        "foreign": "knows x",
+        "shape": "residual of 0.weight has shape (3,)",
+        "nan": "0.bias",
+    }
+    assert messages.keys() == expected.keys()
+    for key, text in expected.items():
+        assert text in messages[key]
+
+
+def _rollback() -> bool:
+    model = DDP(make_model(), bucket_cap_mb=CAP)
+    wire = sw.attach(model, "TopK(0.05)")
+    for step in range(2):
+        model.zero_grad()
+        loss_of(model, dist.get_rank(), step).backward()
+    model.zero_grad()
+    kept = copy.deepcopy(wire.state_dict())
+    loss_of(model, dist.get_rank(), 2).backward()
+    wire.rollback()
+    again = wire.state_dict()
+    wire.rollback()  # only one step is remembered: nothing happens
+    assert wire.steps == 2 == again["step"]
+    wire.detach()
+    pairs = ((kept["memory"][n]["residual"], m["residual"]) for n, m in again["memory"].items())
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_a_step_not_taken_can_be_rolled_back(two: Cluster) -> None:
+    assert all(two.run(_rollback))
+
+
+def _lr_drop(follow: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The DDP form, and the optimizer form with γ inside the memory, across a drop by 10."""
+    rank = dist.get_rank()
+    model = DDP(make_model(), bucket_cap_mb=CAP)
+    inner = sgd(model, lr=0.1, momentum=0.9, weight_decay=1e-4)
+    wire = sw.attach(model, "TopK(0.05)", optimizer=inner, follow_lr=follow)
+    bare = make_model()
+    outer = sw.DistributedOptimizer(
+        bare, sgd(bare, lr=0.1, momentum=0.9, weight_decay=1e-4), "TopK(0.05)"
+    )
+    schedulers = [torch.optim.lr_scheduler.StepLR(o, 6) for o in (inner, outer)]
+    for step in range(12):
+        for net, optimizer in ((model, inner), (bare, outer)):
+            optimizer.zero_grad()
+            loss_of(net, rank, step).backward()
+            optimizer.step()
+        for scheduler in schedulers:
+            scheduler.step()
+    wire.detach()
+    outer.close()
+    return numbers(model), numbers(bare)
+
+
+def test_both_forms_agree_across_a_learning_rate_drop(two: Cluster) -> None:
+    for ddp_form, optimizer_form in two.run(_lr_drop, True):
+        torch.testing.assert_close(ddp_form, optimizer_form, rtol=0, atol=2e-6)
+    for ddp_form, optimizer_form in two.run(_lr_drop, False):
+        assert (ddp_form - optimizer_form).abs().max() > 1e-5
+
+
+def _optimizer_form(scheme: str, stop: bool) -> torch.Tensor:
+    rank = dist.get_rank()
+    model = make_model(seed=rank)  # made equal by the optimizer
+    optimizer = sw.DistributedOptimizer(model, sgd(model), scheme)
+    for step in range(10):
+        if stop and step == 4:
+            saved = _through_a_file((model.state_dict(), optimizer.state_dict()))
+            optimizer.close()
+            model = make_model(seed=5)
+            optimizer = sw.DistributedOptimizer(model, sgd(model), scheme)
+            model.load_state_dict(saved[0])
+            optimizer.load_state_dict(saved[1])
+        optimizer.zero_grad()
+        loss_of(model, rank, step).backward()
+        optimizer.step()
+    optimizer.close()
+    return numbers(model)
+
+
+@pytest.mark.parametrize("scheme", ["TopK(0.05)", "Scheme(RandomK(0.05), scope='global')"])
+def test_optimizer_form_on_real_processes(four: Cluster, scheme: str) -> None:
+    straight = four.run(_optimizer_form, scheme, False)
+    resumed = four.run(_optimizer_form, scheme, True)
+    for rank in range(4):
+        assert torch.equal(straight[0], straight[rank])
+        assert torch.equal(straight[0], resumed[rank])
