@@ -90,16 +90,22 @@ class Cluster:
     def collect(self, timeout: float = 90) -> list[tuple[bool, Any]]:
         """What the ranks answer to the last call; a rank that died gives (False, 'died')."""
         deadline = time.monotonic() + timeout
-        found: list[tuple[bool, Any]] = []
-        for pipe in self._pipes:
-            if not pipe.poll(max(0.0, deadline - time.monotonic())):
-                self.stop()
-                pytest.fail(f"rank {len(found)} gave no answer in {timeout:.0f} seconds")
-            try:
-                found.append(pipe.recv())
-            except EOFError:
-                found.append((False, "died"))
-        return found
+        return [
+            self.collect_one(rank, max(0.0, deadline - time.monotonic()))
+            for rank in range(self.size)
+        ]
+
+    def collect_one(self, rank: int, timeout: float = 90) -> tuple[bool, Any]:
+        """What one rank answers to the last call."""
+        pipe = self._pipes[rank]
+        if not pipe.poll(timeout):
+            self.stop()
+            pytest.fail(f"rank {rank} gave no answer in time")
+        try:
+            answer: tuple[bool, Any] = pipe.recv()
+        except EOFError:
+            return False, "died"
+        return answer
 
     @property
     def alive(self) -> bool:

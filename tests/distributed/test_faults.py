@@ -1,0 +1,243 @@
+"""What can go wrong between ranks: every wait ends, and the error names who and where."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import sparsewire as sw
+
+from ..cluster import Cluster
+from .training import CAP, loss_of, make_model, sgd
+
+Fresh = Callable[[int], Cluster]
+
+
+def _train_until_it_breaks(timeout: float, ready: Path) -> tuple[str, str, float, str]:
+    """Train; returns the error, its real kind, how long the failing step took, the next error."""
+    model = DDP(make_model(), bucket_cap_mb=CAP)
+    optimizer = sgd(model)
+    wire = sw.attach(model, "TopK(0.05)", timeout=timeout)
+    for step in range(100_000):
+        if step == 5:  # past the step in which DDP rebuilds its buckets
+            (ready / str(dist.get_rank())).touch()
+        optimizer.zero_grad()
+        loss = loss_of(model, dist.get_rank(), step)
+        start = time.monotonic()
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            took = time.monotonic() - start
+            again = ""
+            try:
+                loss_of(model, dist.get_rank(), step).backward()
+            except RuntimeError as second:
+                again = str(second)
+            return str(error), type(wire.error).__name__, took, again
+        optimizer.step()
+    return "nothing broke", "", 0.0, ""
+
+
+def _wait_until_all_train(cluster: Cluster, ready: Path) -> None:
+    end = time.monotonic() + 60
+    while len(list(ready.iterdir())) < cluster.size:
+        assert time.monotonic() < end, "training did not start"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_killed_rank_is_named_by_all_others(fresh: Fresh, victim: int, tmp_path: Path) -> None:
+    cluster = fresh(4)
+    cluster.start(_train_until_it_breaks, 30.0, tmp_path)
+    _wait_until_all_train(cluster, tmp_path)
+    cluster.kill(victim)
+    killed = time.monotonic()
+    outcomes = cluster.collect(timeout=30)
+    assert time.monotonic() - killed < 20
+    for rank, (fine, value) in enumerate(outcomes):
+        if rank == victim:
+            assert value == "died"
+            continue
+        assert fine, value
+        message, kind, _, again = value
+        assert f"rank {victim} of 4 did not answer" in message
+        assert "the exchange of step" in message
+        assert "bucket" in message
+        assert f"on rank {rank} of 4" in message
+        assert kind == "ExchangeError"
+        assert "ExchangeError" in again  # a broken group says so again, at once
+
+
+def test_a_stopped_rank_is_named_after_the_deadline(fresh: Fresh, tmp_path: Path) -> None:
+    cluster = fresh(2)
+    cluster.start(_train_until_it_breaks, 3.0, tmp_path)
+    _wait_until_all_train(cluster, tmp_path)
+    cluster.kill(1, signal.SIGSTOP)
+    fine, value = cluster.collect_one(0, timeout=30)
+    cluster.kill(1, signal.SIGKILL)
+    assert fine, value
+    message, kind, took, _ = value
+    assert "rank 1 of 2 did not answer" in message
+    assert kind == "ExchangeError"
+    assert took < 3.0 + 5.0 + 4.0  # deadline, grace, roll call
+
+
+def _other_scheme() -> str:
+    model = DDP(make_model(), bucket_cap_mb=CAP)
+    scheme = "TopK(0.06)" if dist.get_rank() == 2 else "TopK(0.05)"
+    try:
+        sw.attach(model, scheme)
+    except sw.DisagreementError as error:
+        return str(error)
+    return "attached"
+
+
+def test_another_scheme_is_found_out_at_attach(four: Cluster) -> None:
+    for rank, message in enumerate(four.run(_other_scheme)):
+        assert "rank 2 of 4 disagrees with the others on the scheme" in message
+        assert f"this is rank {rank}" in message
+
+
+class Renamed(nn.Module):
+    """The same shapes under another name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        name = "head" if dist.get_rank() == 1 else "tail"
+        self.add_module(name, nn.Linear(64, 64))
+
+
+def _other_names() -> str:
+    try:
+        sw.attach(DDP(Renamed()), "TopK(0.05)")
+    except sw.DisagreementError as error:
+        return str(error)
+    return "attached"
+
+
+def test_another_model_is_found_out_at_attach(four: Cluster) -> None:
+    for message in four.run(_other_names):
+        assert "rank 1 of 4 disagrees with the others on the parameters' names" in message
+
+
+def _out_of_step() -> tuple[str, str, int]:
+    model = DDP(make_model(), bucket_cap_mb=CAP)
+    wire = sw.attach(model, "TopK(0.05)")
+    loss_of(model, dist.get_rank(), 0).backward()
+    if dist.get_rank() == 1:
+        wire.load_state_dict({**wire.state_dict(), "step": 7})
+    message = ""
+    try:
+        loss_of(model, dist.get_rank(), 1).backward()
+    except RuntimeError as error:
+        message = str(error)
+    steps = wire.steps
+    wire.detach()
+    return message, type(wire.error).__name__, steps
+
+
+def test_a_rank_out_of_step_is_found_out(four: Cluster) -> None:
+    for rank, (message, kind, steps) in enumerate(four.run(_out_of_step)):
+        assert "rank 1 of 4 disagrees with the others on the step (7 instead of 1)" in message
+        assert kind == "DisagreementError"
+        assert steps == (7 if rank == 1 else 1)
+
+
+def _one_rank_breaks() -> tuple[str, float]:
+    """Rank 3 runs into an error of its own while it selects."""
+    model = DDP(make_model(), bucket_cap_mb=CAP)
+    wire = sw.attach(model, "TopK(0.05)", timeout=30)
+    loss_of(model, dist.get_rank(), 0).backward()
+    if dist.get_rank() == 3:
+
+        def broken(*_: object) -> Any:
+            raise MemoryError("no room left")
+
+        wire._ledger.open = broken  # type: ignore[method-assign]
+    start = time.monotonic()
+    message = ""
+    try:
+        loss_of(model, dist.get_rank(), 1).backward()
+    except RuntimeError as error:
+        message = str(error)
+    return message, time.monotonic() - start
+
+
+def test_an_error_on_one_rank_reaches_all(fresh: Fresh) -> None:
+    for message, took in fresh(4).run(_one_rank_breaks):
+        assert "no room left" in message
+        assert "all ranks still answer" in message
+        assert took < 15
+
+
+def _wait_for_ever() -> str:
+    """Rank 0 waits for rank 1, which never comes; then rank 0 is interrupted."""
+    model = DDP(make_model(), bucket_cap_mb=CAP)
+    wire = sw.attach(model, "TopK(0.05)", timeout=60)
+    for step in range(2):  # DDP's own collectives, for rebuilding its buckets, are over then
+        loss_of(model, dist.get_rank(), step).backward()
+    if dist.get_rank() == 1:
+        time.sleep(8)
+        return "slept"
+    threading.Timer(2.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    start = time.monotonic()
+    try:
+        loss_of(model, dist.get_rank(), 2).backward()
+    except KeyboardInterrupt:
+        return f"interrupted after {time.monotonic() - start:.1f}: {wire.error}"
+    return "went on"
+
+
+def test_ctrl_c_gets_out_of_a_wait(fresh: Fresh) -> None:
+    results = fresh(2).run(_wait_for_ever)
+    assert results[0].startswith("interrupted after 2.")
+    assert "interrupted by Ctrl-C" in results[0]
+
+
+def _abandoned_backward() -> tuple[torch.Tensor, torch.Tensor]:
+    """A backward pass that breaks off half-way on all ranks leaves no trace."""
+    rank = dist.get_rank()
+    grads = []
+    for broken in (False, True):
+        net = make_model()
+        model = DDP(net, bucket_cap_mb=CAP)
+        wire = sw.attach(model, "TopK(0.05)")
+        loss_of(model, rank, 0).backward()
+        model.zero_grad()
+        if broken:
+
+            def stop(_: torch.Tensor) -> torch.Tensor:
+                raise KeyError("the user's own error")
+
+            handle = net.get_parameter("0.weight").register_hook(stop)
+            with pytest.raises(KeyError):
+                loss_of(model, rank, 1).backward()
+            handle.remove()
+            time.sleep(0.2)
+            model.zero_grad()
+            # DDP itself does not survive this, so a new one takes the memory over
+            kept = wire.state_dict()
+            wire.detach()
+            model = DDP(net, bucket_cap_mb=CAP)
+            wire = sw.attach(model, "TopK(0.05)")
+            wire.load_state_dict(kept)
+        loss_of(model, rank, 2).backward()
+        wire.detach()
+        grads.append(torch.cat([p.grad.reshape(-1) for p in net.parameters()]))
+    return grads[0], grads[1]
+
+
+def test_a_broken_off_backward_leaves_no_trace(two: Cluster) -> None:
+    for straight, after_break in two.run(_abandoned_backward):
+        assert torch.equal(straight, after_break)

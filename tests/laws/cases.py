@@ -1,0 +1,196 @@
+"""What the laws are tried on: an example of every part, all schemes made of them, and a crew.
+
+Instances are made from the families' `ALL`, so a new part meets every law as soon as it is named.
+`EXAMPLES` only says which arguments are worth trying; `test_cases.py` holds it complete.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from hypothesis import settings
+from torch import Tensor
+
+import sparsewire as sw
+from sparsewire.exchange import Call, Exchange, Unsound
+from sparsewire.ledger import Ledger
+from sparsewire.memory import LEDGER
+from sparsewire.meter import Meter
+from sparsewire.notation import Part
+from sparsewire.scheme import AnyScheme, as_scheme
+from sparsewire.segments import Segments
+from sparsewire.selectors import Draw, Selector
+
+EXAMPLES: dict[type, tuple[Any, ...]] = {
+    sw.TopK: (sw.TopK(0.1), sw.TopK(count=3)),
+    sw.Threshold: (sw.Threshold(0.1), sw.Threshold(0.05, sample=100)),
+    sw.RandomK: (sw.RandomK(0.1), sw.RandomK(0.1, shared=False)),
+    sw.BlockRandomK: (sw.BlockRandomK(0.1), sw.BlockRandomK(0.1, shared=True)),
+    sw.MomentumCorrection: (
+        sw.MomentumCorrection(),
+        sw.MomentumCorrection(0.5, nesterov=True),
+        sw.MomentumCorrection(masking=False, clip=1.0),
+    ),
+}
+
+SCOPES: tuple[Any, ...] = ("layer", "global", 50)
+WORLDS = (1, 2, 3, 4)
+WHOLE = 64  # so that these small tensors are sparsified
+
+# two tensors to sparsify, and every odd kind between them
+SHAPES: dict[str, tuple[int, ...]] = {
+    "conv": (4, 3, 3, 3),
+    "bias": (7,),
+    "scalar": (),
+    "nothing": (0, 5),
+    "matrix": (24, 13),
+    "single": (1, 1),
+}
+
+CPU = torch.device("cpu")
+EPS = torch.finfo(torch.float32).eps
+LAWFUL = settings(derandomize=True, deadline=None, max_examples=60)
+
+
+def examples(family: str) -> list[Any]:
+    """Instances of every part that the family names."""
+    return [one for kind in sw.FAMILIES[family] for one in EXAMPLES.get(kind) or (kind(),)]
+
+
+def random_selectors() -> list[Selector]:
+    """Selectors that choose by chance: predictable, and not everything."""
+    return [s for s in examples("selectors") if s.predictable and s.contraction(1000) < 1]
+
+
+def combinations() -> Iterator[sw.Scheme]:
+    """Every scheme of the examples that is not refused, with error feedback."""
+    for selector, values, indices, collective, scope in itertools.product(
+        examples("selectors"),
+        examples("values"),
+        examples("indices"),
+        examples("collectives"),
+        SCOPES,
+    ):
+        try:
+            yield sw.Scheme(
+                selector,
+                values=values,
+                indices=indices,
+                collective=collective,
+                scope=scope,
+                whole=WHOLE,
+            )
+        except sw.SchemeError:
+            continue
+
+
+SCHEMES = tuple(combinations())
+
+
+def label(part: Part) -> str:
+    """A part's notation, as a test's name."""
+    return repr(part).replace(" ", "")
+
+
+def alone(selector: Selector, length: int, scope: Any = "layer") -> Segments:
+    """One tensor of this length, all of it to be selected from."""
+    return Segments.cut({"x": (length,)}, selector, scope, whole=None)
+
+
+def draw(step: int, rank: int = 0, seed: int = 0) -> Draw:
+    return Draw(seed, step, rank)
+
+
+def noise(world: int, size: int, step: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """One gradient per rank, with heavy tails so that coordinates differ in weight."""
+    generator = torch.Generator().manual_seed(1000 * step + size)
+    return [(torch.randn(size, generator=generator) ** 3).to(dtype) for _ in range(world)]
+
+
+def named_noise(
+    shapes: Mapping[str, tuple[int, ...]], step: int, dtype: torch.dtype = torch.float32
+) -> dict[str, Tensor]:
+    """One rank's gradients by name."""
+    generator = torch.Generator().manual_seed(step)
+    return {n: torch.randn(s, generator=generator).to(dtype) for n, s in shapes.items()}
+
+
+def within(actual: Tensor, expected: Tensor, tolerance: Tensor | float) -> bool:
+    """Whether every coordinate agrees to its own tolerance; NaN never does."""
+    return bool(((actual.double() - expected.double()).abs() <= tolerance).all())
+
+
+class Crew:
+    """W ranks in one process, run through the simulated group, each seen with its own eyes."""
+
+    def __init__(
+        self,
+        scheme: AnyScheme | Selector | str,
+        world: int = 2,
+        shapes: Mapping[str, tuple[int, ...]] = SHAPES,
+        dtype: torch.dtype = torch.float32,
+        skips_unused: bool = False,
+    ) -> None:
+        self.scheme = as_scheme(scheme)
+        self.world = world
+        self.shapes = dict(shapes)
+        self.dtype = dtype
+        self.step = 0
+        self.ledgers = [Ledger(self.scheme.memory.fields, self.shapes) for _ in range(world)]
+        self.meters = [Meter() for _ in range(world)]
+        self._skips_unused = skips_unused
+
+    @property
+    def engine(self) -> Exchange:
+        """The exchange of the next step."""
+        scheme = self.scheme.at(self.step)
+        return Exchange(scheme, scheme.cut(self.shapes), self.dtype, self._skips_unused)
+
+    @property
+    def size(self) -> int:
+        """Length of the flat gradient."""
+        return self.engine.segments.size
+
+    def attempt(self, gradients: Sequence[Tensor]) -> tuple[list[Tensor], Unsound | None]:
+        """One exchange of flat gradients: what every rank holds then, and the verdict."""
+        engine = self.engine
+        flats = [gradient.clone() for gradient in gradients]
+        runs = []
+        for rank, flat in enumerate(flats):
+            before, after = self.ledgers[rank].open(0, engine.segments, self.dtype, flat.device)
+            call = Call(self.step, rank, self.world)
+            runs.append(engine.run(flat, before, after, call, self.meters[rank]))
+        verdict = sw.SimulatedGroup(self.world).drive(runs, self.meters)
+        for ledger in self.ledgers:
+            ledger.commit() if verdict is None else ledger.discard()
+        self.step += verdict is None
+        return flats, verdict
+
+    def exchange(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """The mean of sound gradients as every rank holds it."""
+        means, verdict = self.attempt(gradients)
+        assert verdict is None
+        return means
+
+    def remembered(self, rank: int, field: str = LEDGER) -> Tensor:
+        """What one rank remembers, flat and in double precision; zeros before the first step."""
+        return torch.cat(
+            [
+                self.ledgers[rank].recall(span.name)[field].reshape(-1).double()
+                if self.ledgers[rank].recall(span.name)
+                else torch.zeros(span.length, dtype=torch.float64)
+                for span in self.engine.segments.spans
+            ]
+        )
+
+    def owed(self) -> Tensor:
+        """What all ranks together still hold back."""
+        return torch.stack([self.remembered(rank) for rank in range(self.world)]).sum(dim=0)
+
+
+def flatten(gradients: Mapping[str, Tensor], segments: Segments) -> Tensor:
+    """Gradients by name as one flat tensor."""
+    return torch.cat([gradients[span.name].reshape(-1) for span in segments.spans])

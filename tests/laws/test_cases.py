@@ -1,0 +1,38 @@
+"""The table of examples is complete, and the schemes made of it reach every part."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+import sparsewire as sw
+
+from .cases import EXAMPLES, SCHEMES, SHAPES, examples
+
+FAMILIES = [family for family in sw.FAMILIES if family != "scheme"]
+KINDS = [kind for family in FAMILIES for kind in sw.FAMILIES[family]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_part_with_arguments_has_examples(kind: type) -> None:
+    if fields(kind):
+        assert EXAMPLES[kind]
+        assert all(type(one) is kind for one in EXAMPLES[kind])
+
+
+def test_table_names_no_part_that_is_gone() -> None:
+    assert set(EXAMPLES) <= set(KINDS)
+
+
+@pytest.mark.parametrize("family", ["selectors", "values", "indices", "collectives"])
+def test_schemes_reach_every_example(family: str) -> None:
+    field = {"selectors": "selector", "collectives": "collective"}.get(family, family)
+    assert {getattr(scheme, field) for scheme in SCHEMES} == set(examples(family))
+
+
+def test_schemes_select_from_some_tensors_and_send_others_whole() -> None:
+    for scheme in SCHEMES:
+        segments = scheme.cut(SHAPES)
+        assert segments.whole
+        assert bool(segments.pieces) is (scheme.selector != sw.Dense())

@@ -1,0 +1,166 @@
+"""Nothing is ever lost, only late: deposited = applied × W + still in memory, over all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+from torch import Tensor
+
+import sparsewire as sw
+from sparsewire.memory import LEDGER, Memory
+from sparsewire.selectors import Selector
+
+from .cases import (
+    EPS,
+    LAWFUL,
+    SCHEMES,
+    WHOLE,
+    WORLDS,
+    Crew,
+    examples,
+    label,
+    noise,
+    within,
+)
+
+STEPS = 4
+KEEPING = [memory for memory in examples("memory") if LEDGER in memory.fields]
+
+
+class Balance:
+    """The books of a crew, kept in double precision beside it."""
+
+    def __init__(self, crew: Crew) -> None:
+        self.crew = crew
+        self.deposited = torch.zeros(crew.size, dtype=torch.float64)
+        self.applied = torch.zeros(crew.size, dtype=torch.float64)
+        self.moved = torch.zeros(crew.size, dtype=torch.float64)  # magnitudes, for the tolerance
+
+    def step(self, gradients: list[Tensor], deposits: list[Tensor] | None = None) -> None:
+        for deposit in gradients if deposits is None else deposits:
+            self.deposited += deposit.double()
+            self.moved += deposit.double().abs()
+        self.applied += self.crew.world * self.crew.exchange(gradients)[0].double()
+
+    def holds(self) -> bool:
+        """Every operation of a step rounds once: a few per step and rank, each by eps / 2."""
+        rounding = 4 * EPS * (self.crew.step + self.crew.world) * self.moved
+        return within(self.applied + self.crew.owed(), self.deposited, rounding)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=label)
+def test_nothing_is_lost(scheme: sw.Scheme) -> None:
+    for world in WORLDS:
+        balance = Balance(Crew(scheme, world))
+        for step in range(STEPS):
+            balance.step(noise(world, balance.crew.size, step))
+            assert balance.holds(), f"world {world}, step {step}"
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=label)
+def test_something_is_held_back_unless_all_is_sent(scheme: sw.Scheme) -> None:
+    crew = Crew(scheme)
+    crew.exchange(noise(2, crew.size, 0))
+    exact = scheme.values.exact(torch.float32) and not crew.engine.segments.pieces
+    assert bool(crew.owed().any()) is not exact
+
+
+@pytest.mark.parametrize("selector", examples("selectors"), ids=label)
+@pytest.mark.parametrize("memory", KEEPING, ids=label)
+def test_nothing_that_a_memory_adds_is_lost(memory: Memory, selector: Selector) -> None:
+    """What is deposited is what the memory says it adds: the gradient, or its momentum."""
+    world = 3
+    balance = Balance(Crew(sw.Scheme(selector, memory=memory, whole=WHOLE), world))
+    crew = balance.crew
+    for step in range(STEPS):
+        gradients = noise(world, crew.size, step)
+        deposits = []
+        for rank, gradient in enumerate(gradients):
+            before = {f: crew.remembered(rank, f).float() for f in memory.fields}
+            after = {f: torch.zeros_like(kept) for f, kept in before.items()}
+            deposits.append(
+                memory.addend(gradient, before, after, crew.engine.segments, world).clone()
+            )
+        balance.step(gradients, deposits)
+        assert balance.holds()
+
+
+@pytest.mark.parametrize("selector", examples("selectors"), ids=label)
+def test_without_memory_nothing_is_carried_over(selector: Selector) -> None:
+    """The rule is one of `NoMemory`'s: a step does not depend on the steps before it."""
+    scheme = sw.Scheme(selector, memory=sw.NoMemory(), whole=WHOLE)
+    used, fresh = Crew(scheme), Crew(scheme)
+    used.exchange(noise(2, used.size, 0))
+    fresh.step = 1
+    gradients = noise(2, used.size, 1)
+    assert torch.equal(used.exchange(gradients)[0], fresh.exchange(gradients)[0])
+
+
+@pytest.mark.parametrize("ease", [False, True])
+def test_nothing_is_lost_when_a_warm_up_ends(ease: bool) -> None:
+    scheme = sw.Warmup(sw.Scheme(sw.TopK(0.05), whole=WHOLE), steps=3, ease=ease)
+    balance = Balance(Crew(scheme, 2))
+    for step in range(6):
+        balance.step(noise(2, balance.crew.size, step))
+        assert balance.holds()
+
+
+shapes = st.dictionaries(
+    st.sampled_from("abcdef"),
+    st.lists(st.integers(0, 6), max_size=3).map(tuple),
+    min_size=1,
+    max_size=4,
+)
+numbers = st.floats(-1e6, 1e6, width=32, allow_subnormal=False)
+
+
+@given(
+    data=st.data(),
+    shapes=shapes,
+    scheme=st.sampled_from(SCHEMES),
+    whole=st.sampled_from([None, 0, 10]),
+    world=st.integers(1, 4),
+)
+@LAWFUL
+def test_nothing_is_lost_whatever_the_shapes_and_values(
+    data: st.DataObject,
+    shapes: dict[str, Any],
+    scheme: sw.Scheme,
+    whole: int | None,
+    world: int,
+) -> None:
+    cut = sw.Scheme(
+        scheme.selector,
+        values=scheme.values,
+        indices=scheme.indices,
+        collective=scheme.collective,
+        scope=scheme.scope,
+        whole=whole,
+    )
+    balance = Balance(Crew(cut, world, shapes))
+    size = balance.crew.size
+    for _ in range(2):
+        rows = data.draw(
+            st.lists(
+                st.lists(numbers, min_size=size, max_size=size), min_size=world, max_size=world
+            )
+        )
+        balance.step([torch.tensor(row, dtype=torch.float32) for row in rows])
+        assert balance.holds()
+
+
+@pytest.mark.parametrize("collective", examples("collectives"), ids=label)
+def test_float16_sends_what_is_too_large_in_instalments(collective: Any) -> None:
+    """65504 is the most a float16 says; 200000 takes four steps and arrives whole."""
+    scheme = sw.Scheme(sw.Dense(), values=sw.Float16(), collective=collective)
+    crew = Crew(scheme, 2, {"x": (2,)})
+    first = crew.exchange([torch.tensor([200_000.0, 1.0])] * 2)[0]
+    assert first.tolist() == [65504.0, 1.0]
+    arrived = [first] + [crew.exchange([torch.zeros(2)] * 2)[0] for _ in range(3)]
+    assert torch.stack(arrived).sum(dim=0).tolist() == [200_000.0, 1.0]
+    assert arrived[-1][0] < 65504
+    assert not crew.owed().any()

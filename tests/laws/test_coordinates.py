@@ -1,0 +1,114 @@
+"""Indices are ascending inside a piece, unique, in range, as many as announced, and emptied."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+
+import sparsewire as sw
+from sparsewire.indices import IndexCodec
+from sparsewire.segments import Segments
+from sparsewire.selectors import Selector
+
+from .cases import CPU, LAWFUL, SCOPES, SHAPES, draw, examples, label
+
+# ties, zeros and huge magnitudes included
+numbers = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.5, -1e30]) | st.floats(-10, 10, width=32)
+
+
+def by_piece(indices: torch.Tensor, segments: Segments) -> list[list[int]]:
+    """The indices of every piece's slots."""
+    return [part.tolist() for part in indices.split([p.room for p in segments.pieces])]
+
+
+@pytest.mark.parametrize("selector", examples("selectors"), ids=label)
+@given(
+    data=st.data(),
+    scope=st.sampled_from([*SCOPES, 3]),
+    lengths=st.lists(st.integers(0, 60), min_size=1, max_size=4),
+    step=st.integers(0, 5),
+)
+@LAWFUL
+def test_entries_withdrawn(
+    selector: Selector, data: st.DataObject, scope: object, lengths: list[int], step: int
+) -> None:
+    shapes = {f"p{number}": (length,) for number, length in enumerate(lengths)}
+    segments = Segments.cut(shapes, selector, scope, whole=None)  # type: ignore[arg-type]
+    size = segments.size
+    row = data.draw(st.lists(numbers, min_size=size, max_size=size))
+    gradient = torch.tensor(row, dtype=torch.float32)
+    after = torch.zeros(size + 1)
+    indices, values = selector.withdraw(None, gradient, after, segments, draw(step))
+
+    assert indices.dtype == torch.int64
+    assert indices.numel() == values.numel() == segments.room
+    for piece, chosen in zip(segments.pieces, by_piece(indices, segments), strict=True):
+        real = [index for index in chosen if index != size]
+        assert chosen[len(real) :] == [size] * (piece.room - len(real))  # nowhere comes last
+        assert real == sorted(set(real))
+        assert all(piece.start <= index < piece.start + piece.length for index in real)
+        if not isinstance(selector, sw.Threshold):
+            assert len(real) == piece.count
+    real = indices < size
+    assert torch.equal(values[real], gradient[indices[real]])
+    assert not values[~real].any()
+    assert not after[indices].any()  # zero is left behind
+    untouched = torch.ones(size, dtype=torch.bool)
+    untouched[indices[real]] = False
+    assert torch.equal(after[:size][untouched], gradient[untouched])
+
+
+@pytest.mark.parametrize("selector", examples("selectors"), ids=label)
+@pytest.mark.parametrize("scope", SCOPES)
+def test_ledger_and_gradient_are_added_before_choosing(selector: Selector, scope: object) -> None:
+    segments = Segments.cut(SHAPES, selector, scope, whole=None)  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(0)
+    before = torch.randn(segments.size + 1, generator=generator)
+    before[-1] = 0
+    kept = before.clone()
+    gradient = torch.randn(segments.size, generator=generator)
+    after = torch.full((segments.size + 1,), 7.0)
+    after[-1] = 0
+    indices, values = selector.withdraw(before, gradient, after, segments, draw(0))
+    total = torch.zeros_like(before)
+    total[:-1] = before[:-1] + gradient
+    assert torch.equal(before, kept)
+    assert torch.equal(values, total[indices])
+    total[indices] = 0
+    assert torch.equal(after, total)
+
+
+@pytest.mark.parametrize("selector", examples("selectors"), ids=label)
+def test_predictable_coordinates_are_those_withdrawn(selector: Selector) -> None:
+    segments = Segments.cut(SHAPES, selector, whole=None)
+    if not selector.predictable:
+        with pytest.raises(NotImplementedError, match="depend on the gradient"):
+            selector.coordinates(segments, draw(0), CPU)
+        return
+    gradient, after = torch.randn(segments.size), torch.zeros(segments.size + 1)
+    for rank in range(3):
+        withdrawn, _ = selector.withdraw(None, gradient, after, segments, draw(1, rank))
+        assert torch.equal(withdrawn, selector.coordinates(segments, draw(1, rank), CPU))
+
+
+@pytest.mark.parametrize("codec", examples("indices"), ids=label)
+@pytest.mark.parametrize("selector", examples("selectors"), ids=label)
+def test_index_codecs_bring_back_what_they_wrote(selector: Selector, codec: IndexCodec) -> None:
+    segments = Segments.cut(SHAPES, selector, whole=None)
+    gradient, after = torch.randn(segments.size), torch.zeros(segments.size + 1)
+    indices, _ = selector.withdraw(None, gradient, after, segments, draw(0))
+    data = codec.encode(indices, segments)
+    assert (data.dtype, data.numel()) == (torch.uint8, codec.nbytes(segments))
+    if codec.written:
+        assert torch.equal(codec.decode(data, segments), indices)
+    else:
+        assert data.numel() == 0
+
+
+@pytest.mark.parametrize("selector", examples("selectors"), ids=label)
+@given(length=st.integers(1, 10**9))
+@LAWFUL
+def test_sizes_fit_the_piece(selector: Selector, length: int) -> None:
+    assert 1 <= selector.entries(length) <= selector.room(length) <= length
