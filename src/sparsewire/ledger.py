@@ -123,6 +123,13 @@ class Ledger:
             for name, shape in self.shapes.items()
         }
 
+    def squares(self) -> dict[str, float]:
+        """The sum of squares of each parameter's residual; empty if none is kept."""
+        if LEDGER not in self.fields:
+            return {}
+        kept = {name: self.recall(name).get(LEDGER) for name in self.shapes}
+        return {n: 0.0 if t is None else float(t.double().square().sum()) for n, t in kept.items()}
+
     def check(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Refuse state that does not belong to these parameters, saying which do not fit."""
         missing = sorted(self.shapes.keys() - state.keys())

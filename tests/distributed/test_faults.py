@@ -164,7 +164,7 @@ def _one_rank_breaks() -> tuple[str, float]:
         def broken(*_: object) -> Any:
             raise MemoryError("no room left")
 
-        wire._ledger.open = broken  # type: ignore[method-assign]
+        wire._pipeline.ledger.open = broken  # type: ignore[method-assign]
     start = time.monotonic()
     message = ""
     try:

@@ -156,7 +156,7 @@ def _many_buckets() -> int:
     for step in range(3):
         ddp.zero_grad()
         ddp(batch(dist.get_rank(), step)[0][:, :40]).sum().backward()
-    buckets = len(wire._units)
+    buckets = len(wire._pipeline._units)
     wire.detach()
     return buckets
 

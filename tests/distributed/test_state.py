@@ -61,7 +61,7 @@ def _stop_and_resume(scheme: str) -> tuple[torch.Tensor, torch.Tensor, list[int]
     saved = _through_a_file(
         {"model": model.state_dict(), "opt": optimizer.state_dict(), "wire": wire.state_dict()}
     )
-    layouts = [len(unit.names) for unit in wire._units.values()]
+    layouts = [len(unit.names) for unit in wire._pipeline._units.values()]
     wire.detach()
     model, optimizer, wire = start()
     model.load_state_dict(saved["model"])
@@ -85,7 +85,7 @@ def _other_bucket_order() -> tuple[torch.Tensor, torch.Tensor, bool]:
         optimizer = sgd(model)
         wire = sw.attach(model, "RandomK(0.05)")
         _train(model, optimizer, 0, stop_at)
-        seen = [unit.names for unit in wire._units.values()]
+        seen = [unit.names for unit in wire._pipeline._units.values()]
         saved = copy.deepcopy((model.state_dict(), wire.state_dict()))
         wire.detach()
         model = DDP(make_model(), bucket_cap_mb=cap)
@@ -94,7 +94,7 @@ def _other_bucket_order() -> tuple[torch.Tensor, torch.Tensor, bool]:
         model.load_state_dict(saved[0])
         wire.load_state_dict(saved[1])
         _train(model, optimizer, stop_at, stop_at + 1)
-        seen.append(tuple(name for unit in wire._units.values() for name in unit.names))
+        seen.append(tuple(name for unit in wire._pipeline._units.values() for name in unit.names))
         _train(model, optimizer, stop_at + 1, 8)
         wire.detach()
         return numbers(model), seen

@@ -12,18 +12,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
-from ..errors import NonFiniteError, StateError
+from ..errors import NonFiniteError
 from ..exchange import Call, Exchange
 from ..groups import Alone, Group, drive
 from ..groups.distributed import DistributedGroup
 from ..ledger import Ledger
-from ..memory import LEDGER
 from ..meter import Meter
 from ..report import Report
 from ..scheme import AnyScheme, as_scheme
 from ..selectors import Selector
+from . import saved
 from .handshake import handshake
 from .model import check_momentum, named_parameters
 
@@ -143,24 +143,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state and this rank's memory: every rank saves its own."""
-        return {
-            "optimizer": self.optimizer.state_dict(),
-            "scheme": repr(self.scheme),
-            "rank": self.group.rank,
-            "world": self.group.size,
-            "step": self.steps,
-            "memory": self._ledger.state(),
-        }
+        state = saved.save(self.scheme, self.group, self.steps, self._ledger)
+        return {**state, "optimizer": self.optimizer.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned on this rank."""
-        here = (repr(self.scheme), self.group.rank, self.group.size)
-        saved = (state_dict.get("scheme"), state_dict.get("rank"), state_dict.get("world"))
-        if saved != here:
-            raise StateError(
-                f"the saved state is of {saved[0]} on rank {saved[1]} of {saved[2]}, and this is "
-                f"{here[0]} on rank {here[1]} of {here[2]}"
-            )
+        saved.check(state_dict, self.scheme, self.group, strict=True)
         self._ledger.load(state_dict["memory"])
         self.optimizer.load_state_dict(state_dict["optimizer"])
         self.param_groups = self.optimizer.param_groups
@@ -174,9 +162,5 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def report(self, layers: bool = False) -> Report:
         """Bytes, ratios, times and the health of the memory, as `Wire.report`."""
-        squares: dict[str, float] = {}
-        for name, _ in self._named.values():
-            kept: dict[str, Tensor] = self._ledger.recall(name)
-            if LEDGER in kept:
-                squares[name] = float(kept[LEDGER].double().square().sum())
+        squares = self._ledger.squares()
         return Report.of(repr(self.scheme), self._meter, self.group.size, squares, layers)

@@ -1,0 +1,91 @@
+"""A user's own script, started as users start it, and its end when a rank dies."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("user_script.py")
+
+
+def test_under_torchrun() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, str(SCRIPT), "10"], capture_output=True, text=True, timeout=90, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    results = re.findall(r"done (-?[\d.]+?\d{12})", done.stdout)  # lines may run into each other
+    assert len(results) == 2
+    assert len(set(results)) == 1
+
+
+def _start(rank: int, port: int) -> subprocess.Popen[str]:
+    environment = {
+        **os.environ,
+        "RANK": str(rank),
+        "WORLD_SIZE": "3",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT), "100000", "0.01"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(("victim", "number"), [(1, signal.SIGKILL), (0, signal.SIGKILL)])
+def test_survivors_of_a_dead_rank_exit_by_themselves(victim: int, number: int) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = [_start(rank, port) for rank in range(3)]
+    try:
+        for process in ranks:
+            assert process.stdout is not None
+            assert "trains as process" in process.stdout.readline()
+        ranks[victim].send_signal(number)
+        start = time.monotonic()
+        for rank, process in enumerate(ranks):
+            _, errors = process.communicate(timeout=60)
+            if rank != victim:
+                assert process.returncode == 1, errors[-2000:]  # an exception, not an abort
+                assert "ExchangeError" in errors
+        assert time.monotonic() - start < 40
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()
+
+
+def test_ctrl_c_ends_a_script(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = [_start(rank, port) for rank in range(3)]
+    try:
+        for process in ranks:
+            assert process.stdout is not None
+            assert "trains as process" in process.stdout.readline()
+        start = time.monotonic()
+        for process in ranks:
+            process.send_signal(signal.SIGINT)
+        for process in ranks:
+            _, errors = process.communicate(timeout=60)
+            assert "KeyboardInterrupt" in errors or "ExchangeError" in errors
+            assert process.returncode in (1, -signal.SIGINT), errors[-2000:]
+        assert time.monotonic() - start < 40
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()
