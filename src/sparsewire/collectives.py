@@ -80,7 +80,8 @@ def ordered_sum(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 class Desk(Protocol):
     """What a collective needs from the exchange it works for."""
 
-    world: int
+    share: float
+    """1/W, to multiply by: dividing a tensor by W gives other bits on a GPU than on a CPU."""
 
     def write(self, indices: Tensor, values: Tensor) -> Tensor:
         """One rank's message."""
@@ -119,7 +120,7 @@ class AllGather(Collective):
         messages = yield Gather(desk.write(indices, values))
         for rank, message in enumerate(messages):
             theirs, numbers = desk.read(message, rank)
-            desk.add(theirs, numbers / desk.world)
+            desk.add(theirs, numbers * desk.share)
 
     def traffic(self, message: int, count: int, width: int, sum_width: int, world: int) -> int:
         return gather_traffic(message, world)
@@ -133,7 +134,7 @@ class AllReduce(Collective):
 
     def meet(self, indices: Tensor, values: Tensor, desk: Desk) -> Talk:
         total = yield Reduce(desk.narrow(indices, values), values.dtype)
-        desk.add(indices, total / desk.world)
+        desk.add(indices, total * desk.share)
 
     def traffic(self, message: int, count: int, width: int, sum_width: int, world: int) -> int:
         return reduce_traffic(count, width, sum_width, world)

@@ -209,7 +209,7 @@ class _Desk:
     meter: Meter
 
     def __post_init__(self) -> None:
-        self.world = self.call.world
+        self.share = 1 / self.call.world
         self._cleared = False
 
     def write(self, indices: Tensor, values: Tensor) -> Tensor:

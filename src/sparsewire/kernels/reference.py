@@ -38,9 +38,9 @@ def _likely_top(magnitudes: Tensor, count: int) -> Tensor | None:
     Exact whatever the sample says: the floor only counts if at least `count` values reach it.
     """
     length = magnitudes.numel()
-    if length < 1 << 16 or count * 8 > length:
+    if length < 1 << 12 or count * 8 > length:
         return None
-    sample = magnitudes[:: length // (1 << 14)]
+    sample = magnitudes[:: max(4, length >> 14)]
     wanted = max(1, math.ceil(sample.numel() * 1.5 * count / length) + 8)
     floor = sample.kthvalue(sample.numel() - wanted + 1).values
     positions = (magnitudes >= floor).nonzero().squeeze(1)

@@ -1,0 +1,118 @@
+"""The CUDA path, where there is a GPU: the same choices as on the CPU, and DDP on a side stream.
+
+Also runs without pytest, on machines that only have torch: python -m tests.test_cuda
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import traceback
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import sparsewire as sw
+
+SCHEMES = [
+    f"Scheme({selector}, scope={scope})"
+    for selector in (
+        "TopK(0.05)",
+        "Threshold(0.05)",
+        "RandomK(0.05)",
+        "BlockRandomK(0.05)",
+        "Dense()",
+    )
+    for scope in ("'layer'", "'global'", "500")
+]
+SHAPES = {"a": (300, 100), "b": (77,), "c": (50, 50, 3), "d": ()}
+
+if "pytest" in sys.modules:
+    import pytest
+
+    pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def _simulate(scheme: str, device: str) -> list[torch.Tensor]:
+    states = [sw.init(scheme, {n: torch.zeros(s, device=device) for n, s in SHAPES.items()})] * 3
+    means = []
+    for step in range(4):
+        generator = torch.Generator().manual_seed(step)
+        gradients = [
+            {n: torch.randn(s, generator=generator).to(device) for n, s in SHAPES.items()}
+            for _ in range(3)
+        ]
+        mean, states = sw.simulate(gradients, states)
+        means.append(torch.cat([m.reshape(-1).cpu() for m in mean.values()]))
+    return means
+
+
+def test_the_gpu_gives_the_cpus_bits() -> None:
+    for scheme in SCHEMES:
+        pairs = zip(_simulate(scheme, "cpu"), _simulate(scheme, "cuda"), strict=True)
+        for step, (cpu, cuda) in enumerate(pairs):
+            assert torch.equal(cpu, cuda), f"{scheme} differs at step {step}"
+
+
+def _train(rank: int, world: int, backend: str, port: int, scheme: str, out: str) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group(backend, rank=rank, world_size=world)
+    torch.manual_seed(0)
+    layers = [nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)]
+    model = DDP(nn.Sequential(*layers).cuda(), bucket_cap_mb=0.2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wire = sw.attach(model, scheme, timeout=30)
+    for step in range(6):
+        generator = torch.Generator().manual_seed(100 * step + rank)
+        inputs = torch.randn(32, 256, generator=generator).cuda()
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+    torch.save(
+        torch.cat([p.detach().cpu().reshape(-1) for p in model.parameters()]), f"{out}{rank}"
+    )
+    assert wire.steps == 6
+    assert "sent per step" in str(wire.report(layers=True))
+    wire.load_state_dict(wire.state_dict())
+    wire.detach()
+    dist.destroy_process_group()
+
+
+def _spawn(world: int, backend: str, scheme: str) -> list[torch.Tensor]:
+    import tempfile
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_train, (world, backend, port, scheme, f"{folder}/"), world)
+        return [torch.load(f"{folder}/{rank}", weights_only=True) for rank in range(world)]
+
+
+def test_ddp_on_nccl_with_one_rank() -> None:
+    for scheme in ("TopK(0.05)", "RandomK(0.05)", "Scheme(TopK(0.05), scope='global')"):
+        assert _spawn(1, "nccl", scheme)[0].isfinite().all()
+
+
+def test_ddp_on_gloo_with_two_ranks_on_one_gpu() -> None:
+    for scheme in ("TopK(0.05)", "RandomK(0.05)", "Scheme(TopK(0.05), scope='global')"):
+        one, two = _spawn(2, "gloo", scheme)
+        assert torch.equal(one, two)
+
+
+if __name__ == "__main__":
+    failed = 0
+    tests = {name: test for name, test in list(globals().items()) if name.startswith("test_")}
+    for name, test in tests.items():
+        try:
+            test()
+            print("passed", name, flush=True)
+        except Exception:
+            failed += 1
+            print("FAILED", name, traceback.format_exc()[-3000:], flush=True)
+    print(f"{len(tests) - failed} passed, {failed} failed on {torch.__version__}")
+    sys.exit(failed > 0)
