@@ -26,7 +26,7 @@ FINE = -1
 
 _FIELDS = {
     "version": "the version of sparsewire's wire format",
-    "scheme": "the scheme",
+    "scheme": "the scheme, or on attach's options",
     "layout": "the parameters' names, order, shapes or types",
     "step": "the step",
     "bucket": "which bucket comes next",

@@ -93,18 +93,19 @@ def test_a_stopped_rank_is_named_after_the_deadline(fresh: Fresh, tmp_path: Path
     assert took < 3.0 + 5.0 + 4.0  # deadline, grace, roll call
 
 
-def _other_scheme() -> str:
+def _other_choice(others: dict[str, Any], odd: dict[str, Any]) -> str:
     model = DDP(make_model(), bucket_cap_mb=CAP)
-    scheme = "TopK(0.06)" if dist.get_rank() == 2 else "TopK(0.05)"
     try:
-        sw.attach(model, scheme)
+        sw.attach(model, **(odd if dist.get_rank() == 2 else others))
     except sw.DisagreementError as error:
         return str(error)
     return "attached"
 
 
-def test_another_scheme_is_found_out_at_attach(four: Cluster) -> None:
-    for rank, message in enumerate(four.run(_other_scheme)):
+@pytest.mark.parametrize("odd", [{"scheme": "TopK(0.06)"}, {"on_nonfinite": "skip"}], ids=str)
+def test_another_choice_is_found_out_at_attach(four: Cluster, odd: dict[str, Any]) -> None:
+    others = {"scheme": "TopK(0.05)"}
+    for rank, message in enumerate(four.run(_other_choice, others, {**others, **odd})):
         assert "rank 2 of 4 disagrees with the others on the scheme" in message
         assert f"this is rank {rank}" in message
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from typing import Any
 
 import pytest
@@ -164,6 +165,58 @@ def _many_buckets() -> int:
 def test_any_number_of_buckets_on_gloo(four: Cluster) -> None:
     """PyTorch's PowerSGD hook hangs here from four buckets on."""
     assert min(four.run(_many_buckets, timeout=60)) >= 30
+
+
+def _overlap() -> tuple[float, float]:
+    """When the first bucket's exchange was over, and when the last bucket was handed over."""
+    net = make_model()
+    model = DDP(net, bucket_cap_mb=0.001)
+    wire = sw.attach(model, "TopK(0.05)")
+    loss_of(model, dist.get_rank(), 0).backward()
+    pipeline, exchanged, taken = wire._pipeline, [], []
+    exchange, take = pipeline._exchange, pipeline.take
+
+    def timed_exchange(*arguments: Any) -> None:
+        exchange(*arguments)
+        exchanged.append(time.monotonic())
+
+    def timed_take(bucket: Any) -> Any:
+        taken.append(time.monotonic())
+        return take(bucket)
+
+    pipeline._exchange, pipeline.take = timed_exchange, timed_take  # type: ignore[method-assign]
+    # backward reaches the first layer last, and takes its time there
+    handle = net.get_parameter("0.weight").register_hook(lambda gradient: time.sleep(0.5))
+    loss_of(model, dist.get_rank(), 1).backward()
+    handle.remove()
+    wire.detach()
+    return exchanged[0], taken[-1]
+
+
+def test_exchange_goes_on_while_backward_does(two: Cluster) -> None:
+    for first_exchanged, last_taken in two.run(_overlap):
+        assert first_exchanged < last_taken
+
+
+def _without_single_all_gather(scheme: str) -> torch.Tensor:
+    """A backend that gathers only into lists, as MPI does."""
+    name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+    original = getattr(dist, name)
+
+    def unsupported(*_: Any, **__: Any) -> None:
+        raise RuntimeError("this backend does not support it")
+
+    setattr(dist, name, unsupported)
+    try:
+        return train_ddp(scheme, 4, attach={"timeout": 31.0})
+    finally:
+        setattr(dist, name, original)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_backends_that_gather_into_lists(two: Cluster, scheme: str) -> None:
+    real = two.run(_without_single_all_gather, scheme)
+    assert torch.equal(real[0], train_simulated(scheme, 2, 4))
 
 
 def _two_models_two_groups() -> list[torch.Tensor]:

@@ -62,7 +62,7 @@ def attach(
         raise AttachError("this model is attached already: call detach() on its wire first")
     device = next(iter(parameters.values())).device
     group = DistributedGroup(ddp.process_group, timeout, device)
-    handshake(group, chosen, parameters)
+    handshake(group, chosen, parameters, f"{on_nonfinite} {scaler is None} {follow_lr}")
     scaling = Scaling(parameters, optimizer if follow_lr else None, scaler)
     pipeline = Pipeline(ddp, chosen, parameters, group, scaling, on_nonfinite)
     weakref.finalize(ddp, pipeline.worker.stop)

@@ -12,10 +12,15 @@ from ..message import Header, compare, fingerprint
 from ..scheme import AnyScheme
 
 
-def handshake(group: Group, scheme: AnyScheme, parameters: Mapping[str, Tensor]) -> None:
-    """Raise `DisagreementError` on all ranks unless all have the same scheme and parameters."""
+def handshake(
+    group: Group, scheme: AnyScheme, parameters: Mapping[str, Tensor], options: str = ""
+) -> None:
+    """Raise `DisagreementError` on all ranks unless all have the same scheme and parameters.
+
+    `options` is whatever else must be the same for the ranks to stay together.
+    """
     layout = fingerprint(*(f"{n}:{tuple(p.shape)}:{p.dtype}" for n, p in parameters.items()))
-    own = Header(group.rank, 0, 0, fingerprint(repr(scheme)), layout, 0)
+    own = Header(group.rank, 0, 0, fingerprint(repr(scheme), options), layout, 0)
     answers = group.answer(Gather(own.pack()))
     headers = [Header.unpack(data, rank) for rank, data in enumerate(answers)]
     compare(headers, own, repr(scheme))
