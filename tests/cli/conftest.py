@@ -114,7 +114,8 @@ class Starter:
         paths = ["--data", str(self.data), "--metrics", str(metrics)]
         process = subprocess.Popen(
             [*COMMAND, "train", "mnist", *QUICK, *words, *paths],
-            env=environment(),
+            # A launcher that is killed cannot remove its folder: let it lie in the test's own.
+            env=environment(TMPDIR=str(self.folder)),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -152,8 +152,8 @@ def test_killed_worker_is_named(start: Starter, rank: int) -> None:
     ended = running.end()
     assert ended.returncode == 1
     said = sentence(ended)
-    assert f"worker {rank} was ended by SIGKILL in step " in said
-    assert int(said.rpartition(" ")[2]) > 20
+    assert f"worker {rank} was ended by SIGKILL after " in said
+    assert int(said.split()[-2]) >= 20
     assert not any(map(alive, workers))
 
 

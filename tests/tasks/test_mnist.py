@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparsewire.tasks import mnist
+from sparsewire.tasks import idx, mnist
 
 from . import idxfile
 
@@ -63,7 +63,7 @@ def test_places_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_missing_files_are_named(tmp_path: Path) -> None:
     folder = idxfile.write_mnist(tmp_path / "mnist", 5, 5)
     (folder / mnist.FILES[2]).unlink()
-    with pytest.raises(mnist.DataError) as caught:
+    with pytest.raises(idx.DataError) as caught:
         mnist.find(folder)
     sentence = str(caught.value)
     assert str(folder) in sentence
@@ -87,7 +87,7 @@ def test_files_that_do_not_belong(
 ) -> None:
     folder = idxfile.write_mnist(tmp_path, 5, 5)
     idxfile.write(folder / mnist.FILES[number], idxfile.content(tensor))
-    with pytest.raises(mnist.DataError, match=reason):
+    with pytest.raises(idx.DataError, match=reason):
         mnist.load(folder)
 
 
@@ -98,7 +98,8 @@ def test_model_follows_from_its_seed_and_leaves_the_generator_alone() -> None:
     assert torch.equal(before, torch.random.get_rng_state())
     for name, tensor in first.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name])
-    assert not torch.equal(first[0].weight, other[0].weight)
+    weights = [model.state_dict()["hidden1.weight"] for model in (first, other)]
+    assert not torch.equal(*weights)
 
 
 @pytest.mark.timeout(30)

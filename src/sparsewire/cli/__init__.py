@@ -1,0 +1,91 @@
+"""The command line: `sparsewire train`, `compare`, `list` and `explain`.
+
+Importing this imports neither torch nor tyro; each command imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .errors import FAILED, USAGE, CommandError, explain_os_error
+
+if TYPE_CHECKING:
+    from .options import Command
+
+__all__ = ["main"]
+
+_EXTRA = ("tyro", "rich", "matplotlib")
+_INTERRUPTED = 130
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        words: the command line without the program's name; `sys.argv` if not given.
+
+    Returns:
+        The exit code: 0, 1 if it failed, 2 if it was asked for wrongly, 130 after Ctrl-C.
+    """
+    words = sys.argv[1:] if words is None else words
+    try:
+        from .parse import parse
+
+        return _run(parse(words))
+    except CommandError as error:
+        return _fail(error, error.code, words)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _EXTRA:
+            raise
+        sentence = f"the command line needs {missing}: pip install 'sparsewire[cli]'"
+        return _fail(CommandError(sentence), FAILED, words)
+    except KeyboardInterrupt as error:
+        return _fail(CommandError("stopped"), _INTERRUPTED, words, error)
+    except BrokenPipeError:
+        # The reader of a pipe had enough; a second complaint at exit helps nobody.
+        sys.stdout = None
+        return FAILED
+
+
+def _run(command: Command) -> int:
+    """Run `command`, with the errors of the library as those of the command line."""
+    from .options import Compare, Explain, Train
+
+    try:
+        if isinstance(command, Train):
+            from .train import train
+
+            return train(command)
+        if isinstance(command, Compare):
+            from .compare import compare
+
+            return compare(command)
+        from . import catalogue
+
+        if isinstance(command, Explain):
+            return catalogue.explain(command)
+        return catalogue.list_parts(command)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise explain_os_error(error, "use") from error
+    except RuntimeError as error:
+        from ..errors import SchemeError, SparsewireError
+
+        if not isinstance(error, SparsewireError):
+            raise
+        code = USAGE if isinstance(error, SchemeError) else FAILED
+        raise CommandError(str(error), code) from error
+
+
+def _fail(
+    error: CommandError, code: int, words: Sequence[str], cause: BaseException | None = None
+) -> int:
+    if "--debug" in words:
+        traceback.print_exception(cause or error)
+    print(f"sparsewire: {error}", file=sys.stderr)
+    return code

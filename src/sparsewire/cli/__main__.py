@@ -1,0 +1,5 @@
+"""`python -m sparsewire.cli` is the `sparsewire` command."""
+
+from . import main
+
+raise SystemExit(main())

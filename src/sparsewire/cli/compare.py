@@ -1,0 +1,105 @@
+"""`sparsewire compare`: several schemes on one task, in turn, as a table, a plot and JSON."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from ..report import human_bytes
+from . import plot
+from .errors import USAGE, CommandError, explain_os_error
+from .launcher import launch
+from .options import Compare
+from .plan import check
+from .recorder import Recorder, Result
+from .records import SCHEMA, versions
+from .train import plans, under_torchrun
+
+_HEADINGS = (
+    "test\naccuracy",
+    "against\nthe first",
+    "sent per\nstep",
+    "less than\ndense",
+    "median\nstep",
+)
+
+
+def compare(options: Compare) -> int:
+    """Train every scheme in turn, then show how they did."""
+    check(options)
+    if under_torchrun():
+        raise CommandError("compare starts its own workers: run it without torchrun", USAGE)
+    if not options.schemes:
+        raise CommandError("--schemes needs at least one scheme", USAGE)
+    made = plans(options, options.schemes, options.workers)
+    _make_folder(options.out)
+    record = Recorder(options.out / "metrics.jsonl", append=False, quiet=options.quiet)
+    with record:
+        stopped_by = launch(made, options.workers, options.port, options.debug, record)
+    # A stopped run is no result.
+    results = [result for result in record.results if not result.summary["stopped"]]
+    if results:
+        _save(options, results)
+    if len(results) < len(made):
+        raise CommandError(
+            f"stopped; {len(results)} of {len(made)} schemes were finished",
+            128 + (stopped_by or signal.SIGINT),
+        )
+    return 0
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise explain_os_error(error, "write results to") from None
+
+
+def _save(options: Compare, results: list[Result]) -> None:
+    """Write results.json and the plot, and print the table or the JSON."""
+    content: dict[str, Any] = {
+        "schema": SCHEMA,
+        "task": "mnist",
+        "versions": versions(),
+        "results": [{**result.summary, "test_accuracies": result.accuracies} for result in results],
+    }
+    picture = options.out / "comparison.png"
+    text = json.dumps(content, indent=2)
+    try:
+        (options.out / "results.json").write_text(text + "\n", encoding="utf-8")
+        plot.save(results, picture)
+    except OSError as error:
+        raise explain_os_error(error, "write results to") from None
+    if options.json:
+        print(text)
+        return
+    console = Console()
+    console.print(_table(results))
+    console.print(f"plot: {picture}", highlight=False)
+
+
+def _table(results: list[Result]) -> Table:
+    first = results[0].summary["test_accuracy"]
+    title = f"MNIST, {results[0].summary['workers']} workers"
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1))
+    table.add_column("\nscheme", style="bold", overflow="fold")
+    for heading in _HEADINGS:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for number, result in enumerate(results):
+        told = result.summary
+        difference = 100 * (told["test_accuracy"] - first)
+        table.add_row(
+            result.name,
+            f"{told['test_accuracy']:.2%}",
+            f"{difference:+.2f}" if number else "",
+            human_bytes(told["bytes_per_step"]),
+            f"{told['reduction']:.1f}×",
+            f"{1000 * told['step_seconds']:.1f} ms",
+        )
+    return table

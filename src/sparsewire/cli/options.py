@@ -1,0 +1,164 @@
+"""The commands and their flags, as dataclasses that tyro turns into a command line.
+
+Nothing here imports torch, so that `--help` answers at once. What the flags mean together
+is checked in `plan.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+# Hints replace tyro's "(default: None)" where leaving the flag out means something.
+_RATES = "(default: 0.2 for sgd, 0.02 for adagrad)"
+_PLACES = "(default: $SPARSEWIRE_DATA/mnist or ./data/mnist)"
+_EPOCH = "(default: one epoch)"
+SchemeText = Annotated[str, arg(metavar="SCHEME")]
+
+DEMO_SCHEMES = (
+    "Dense()",
+    "TopK(0.01)",
+    "Threshold(0.01)",
+    "RandomK(0.01)",
+    "BlockRandomK(0.01)",
+    "Scheme(TopK(0.01), values=BFloat16())",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What `train` and `compare` share: the recipe, and how it is run."""
+
+    workers: Annotated[int, arg(metavar="N")] = 4
+    """Local processes to start. Started by torchrun, its number of processes counts instead."""
+    epochs: Annotated[int, arg(metavar="N")] = 4
+    """Passes over the training images."""
+    batch_size: Annotated[int, arg(metavar="N")] = 64
+    """Images per worker and step."""
+    lr: Annotated[float | None, arg(metavar="RATE", help_behavior_hint=_RATES)] = None
+    """Learning rate."""
+    momentum: Annotated[float, arg(metavar="M")] = 0.0
+    """Momentum of sgd."""
+    optimizer: Literal["sgd", "adagrad"] = "sgd"
+    """Which optimizer applies the exchanged gradient."""
+    hidden: Annotated[tuple[int, ...], arg(metavar="N [N ...]")] = (256, 256)
+    """Widths of the hidden layers."""
+    seed: Annotated[int, arg(metavar="N")] = 0
+    """Fixes the initial weights and the order of the images."""
+    limit: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: all)")] = None
+    """Train on the first N images only, for a quick try."""
+    data: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint=_PLACES)] = None
+    """Folder with the four MNIST idx files."""
+    port: Annotated[int | None, arg(metavar="PORT", help_behavior_hint="(default: free)")] = None
+    """TCP port where the workers meet."""
+    timeout: Annotated[float, arg(metavar="SECONDS")] = 60.0
+    """How long an exchange may take before the run is given up."""
+    json: bool = False
+    """Print the result as JSON on standard output."""
+    quiet: bool = False
+    """No progress."""
+    debug: bool = False
+    """Show tracebacks and what the workers print."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(Training):
+    """Train a task with one scheme in real local processes."""
+
+    task: Positional[Literal["mnist"]]
+    """What to train."""
+    scheme: SchemeText = "TopK(0.01)"
+    """How gradients are exchanged; `sparsewire list` names the parts."""
+    metrics: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """Write every record of the run to FILE, one JSON object a line."""
+    checkpoint: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None
+    """Save the state of all workers in DIR; the last two checkpoints are kept."""
+    checkpoint_every: Annotated[int | None, arg(metavar="N", help_behavior_hint=_EPOCH)] = None
+    """Steps between checkpoints."""
+    resume: bool = False
+    """Go on from the newest checkpoint in --checkpoint DIR."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare(Training):
+    """Train a task with several schemes in turn and compare them."""
+
+    task: Positional[Literal["mnist"]]
+    """What to train."""
+    schemes: Annotated[tuple[str, ...], arg(metavar="SCHEME [SCHEME ...]")] = DEMO_SCHEMES
+    """The schemes; the first is what the others are measured against."""
+    out: Annotated[Path, arg(metavar="DIR")] = Path("runs/compare-mnist")
+    """Folder for comparison.png, results.json and metrics.jsonl."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class List:
+    """List the families of parts that a scheme is made of."""
+
+    json: bool = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explain:
+    """Say what a scheme sends, and how, without training anything."""
+
+    scheme: Positional[SchemeText]
+    """The scheme to explain."""
+    params: Annotated[float, arg(metavar="N", help_behavior_hint="(default: 11e6)")] = 11e6
+    """Number of parameters, taken as one matrix."""
+    model: Annotated[Literal["mnist"] | None, arg(metavar="{mnist}", help_behavior_hint="")] = None
+    """Explain for this task's model instead, with all its layers."""
+    hidden: Annotated[tuple[int, ...], arg(metavar="N [N ...]")] = (256, 256)
+    """Widths of the hidden layers of --model mnist."""
+    workers: Annotated[int, arg(metavar="N")] = 8
+    """How many workers exchange."""
+    json: bool = False
+    """Print JSON."""
+
+
+_TRAIN = """Train a task with one scheme in real local processes.
+
+Ctrl-C stops all workers after the same step and saves a checkpoint if --checkpoint is given.
+Started by torchrun, it takes part as that rank instead of starting processes.
+
+examples:
+  sparsewire train mnist --scheme "TopK(0.01)" --workers 4
+  sparsewire train mnist --scheme "Scheme(TopK(0.01), values=BFloat16())" --metrics run.jsonl
+  sparsewire train mnist --epochs 10 --checkpoint runs/topk
+  sparsewire train mnist --epochs 10 --checkpoint runs/topk --resume
+  torchrun --nproc-per-node 4 -m sparsewire.cli train mnist --scheme "RandomK(0.05)"
+"""
+
+_COMPARE = """Train a task with several schemes in turn, print a table and save a plot.
+
+examples:
+  sparsewire compare mnist
+  sparsewire compare mnist --schemes "Dense()" "TopK(0.01)" "TopK(0.001)" --out runs/topk
+  sparsewire compare mnist --epochs 2 --limit 12000 --json
+"""
+
+_LIST = """List the families of parts that a scheme is made of, each part with one line.
+
+examples:
+  sparsewire list
+  sparsewire list --json
+"""
+
+_EXPLAIN = """Say what a scheme sends, and how, without training anything.
+
+examples:
+  sparsewire explain "TopK(0.01)" --params 11e6 --workers 8
+  sparsewire explain "Scheme(TopK(0.01), scope='global')" --model mnist --json
+"""
+
+Command = Train | Compare | List | Explain
+COMMANDS: dict[str, tuple[type[Command], str]] = {
+    "train": (Train, _TRAIN),
+    "compare": (Compare, _COMPARE),
+    "list": (List, _LIST),
+    "explain": (Explain, _EXPLAIN),
+}

@@ -1,0 +1,101 @@
+"""From command-line words to one of the dataclasses in `options.py`, by way of tyro.
+
+tyro draws its complaints as boxes; here they become one sentence and exit code 2, like every
+other mistake that the command line reports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import io
+import re
+from collections.abc import Sequence
+from importlib import metadata
+
+import tyro
+
+from .errors import USAGE, CommandError
+from .options import COMMANDS, Command
+
+_HELP = """usage: sparsewire COMMAND [OPTIONS]
+
+Sparse gradient exchange for PyTorch DDP.
+
+commands:
+{commands}
+
+`sparsewire COMMAND --help` shows the options of one command; `sparsewire --version` the version.
+
+examples:
+  sparsewire train mnist --scheme "TopK(0.01)" --workers 4
+  sparsewire compare mnist
+  sparsewire explain "TopK(0.01)" --params 11e6 --workers 8
+"""
+_WANTED = {
+    r"invalid literal for int\(\) with base 10: (.*)": "a whole number",
+    r"could not convert string to float: (.*)": "a number",
+    r"Could not find valid parse for arguments: \[(.*)\]": "whole numbers",
+}
+
+
+def parse(words: Sequence[str]) -> Command:
+    """Read the command line; help and version are printed and end the program.
+
+    Raises:
+        CommandError: the words make no command.
+    """
+    name = words[0] if words else "--help"
+    if name == "--version":
+        print(f"sparsewire {version()}")
+        raise SystemExit(0)
+    if name in ("--help", "-h"):
+        lines = (f"  {name:<9}{text.splitlines()[0]}" for name, (_, text) in COMMANDS.items())
+        print(_HELP.format(commands="\n".join(lines)), end="")
+        raise SystemExit(0)
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
+        raise CommandError(f"there is no command {name!r}: {hint}", USAGE)
+    options, description = COMMANDS[name]
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return tyro.cli(
+                options,
+                prog=f"sparsewire {name}",
+                description=description,
+                args=list(words[1:]),
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
+    except SystemExit as ended:
+        if not ended.code:
+            raise
+        raise CommandError(_condense(complaint.getvalue(), name), USAGE) from None
+
+
+def version() -> str:
+    """The version of the installed package, without importing it."""
+    try:
+        return metadata.version("sparsewire")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def _condense(box: str, command: str) -> str:
+    """The first statement in tyro's `box`, its suggestion if it has one, and where to read on."""
+    lines = [line.strip("│ ") for line in box.splitlines() if not line.startswith(("╭", "╰"))]
+    sections = [" ".join(part.split()) for part in re.split("[─-]{5,}", "\n".join(lines))]
+    # Where the terminal has no line-drawing characters, the title is a section of its own.
+    sentence = sections["╭" not in box].rstrip(".")
+    flag = re.match(r"Error parsing ([^:]+): (.*)", sentence)
+    if flag:
+        sentence = sentence.removeprefix("Error parsing ")
+        for pattern, wanted in _WANTED.items():
+            given = re.search(f"{pattern}$", flag[2])
+            if given:
+                sentence = f"{flag[1]} takes {wanted}, not {given[1]}"
+    meant = re.search(r"Perhaps you meant: (--[\w-]+)", " ".join(sections))
+    if meant:
+        sentence += f"; perhaps you meant {meant[1]}"
+    return f"{sentence[:1].lower()}{sentence[1:]} (see `sparsewire {command} --help`)"
