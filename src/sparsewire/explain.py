@@ -10,6 +10,7 @@ from .message import HEADER_BYTES
 from .report import dense_traffic, human_bytes
 from .scheme import AnyScheme, Scheme, Warmup, as_scheme
 from .segments import Shape
+from .selectors import Selector
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,9 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain(scheme: AnyScheme | str, shapes: Mapping[str, Shape], workers: int) -> Explanation:
+def explain(
+    scheme: AnyScheme | Selector | str, shapes: Mapping[str, Shape], workers: int
+) -> Explanation:
     """What `scheme` sends each step for parameters of these shapes on this many workers.
 
     >>> print(explain("TopK(0.01)", {"w": (1000, 1000)}, 4).sent_bytes)
@@ -89,7 +92,7 @@ def explain(scheme: AnyScheme | str, shapes: Mapping[str, Shape], workers: int) 
         sent_bytes=exchange.traffic(workers),
         dense_float32_bytes=dense_traffic(segments.size, workers, 4),
         dense_bfloat16_bytes=dense_traffic(segments.size, workers, 2),
-        memory_bytes=2 * 4 * segments.size * max(1, len(full.memory.fields)),
+        memory_bytes=4 * segments.size * max(1, 2 * len(full.memory.fields)),
         warmup=_warmup(chosen),
     )
 

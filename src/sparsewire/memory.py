@@ -83,12 +83,12 @@ class MomentumCorrection(Memory):
     fields = (LEDGER, "velocity")
 
     def __post_init__(self) -> None:
-        if not 0 < self.momentum < 1:
+        if not isinstance(self.momentum, float) or not 0 < self.momentum < 1:
             raise SchemeError(
-                f"MomentumCorrection({self.momentum}) makes no sense: momentum lies between 0 "
+                f"MomentumCorrection({self.momentum!r}) makes no sense: momentum lies between 0 "
                 f"and 1, as in MomentumCorrection(0.9); without momentum use ErrorFeedback()"
             )
-        if self.clip is not None and not self.clip > 0:
+        if self.clip is not None and not (isinstance(self.clip, (int, float)) and self.clip > 0):
             raise SchemeError(
                 "MomentumCorrection's clip is a norm above 0, or None for no clipping"
             )

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+collect_ignore = ["user_script.py"]  # is run, not imported
+
 HERE = Path(__file__).parent
 
 

@@ -242,3 +242,47 @@ def _abandoned_backward() -> tuple[torch.Tensor, torch.Tensor]:
 def test_a_broken_off_backward_leaves_no_trace(two: Cluster) -> None:
     for straight, after_break in two.run(_abandoned_backward):
         assert torch.equal(straight, after_break)
+
+
+def _optimizer_alone() -> tuple[str, str]:
+    """Rank 1 never steps; then a closed group is used."""
+    model = make_model()
+    optimizer = sw.DistributedOptimizer(model, sgd(model), "TopK(0.05)", timeout=3)
+    loss_of(model, dist.get_rank(), 0).backward()
+    first = second = ""
+    if dist.get_rank() == 0:
+        try:
+            optimizer.step()
+        except sw.ExchangeError as error:
+            first = str(error)
+    else:
+        time.sleep(5)
+    optimizer.close()
+    try:
+        optimizer.step()
+    except sw.ExchangeError as error:
+        second = str(error)
+    return first, second
+
+
+def test_the_optimizer_form_names_step_and_rank(fresh: Fresh) -> None:
+    results = fresh(2).run(_optimizer_alone)
+    assert "the exchange of step 0 failed on rank 0 of 2" in results[0][0]
+    for _, closed in results:
+        assert "the group was closed" in closed
+
+
+def _alone_at_attach() -> str:
+    model = DDP(make_model())
+    if dist.get_rank() == 1:
+        time.sleep(6)
+        return ""
+    try:
+        sw.attach(model, "TopK(0.05)", timeout=2)
+    except sw.ExchangeError as error:
+        return str(error)
+    return "attached"
+
+
+def test_a_rank_that_does_not_attach(fresh: Fresh) -> None:
+    assert "all ranks must attach" in fresh(2).run(_alone_at_attach)[0]

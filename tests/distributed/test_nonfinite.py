@@ -204,3 +204,40 @@ def test_clipping_works_on_the_mean(two: Cluster) -> None:
     norms = two.run(_clipped)
     assert norms[0] == norms[1]
     assert float(norms[0]) == pytest.approx(1e-3, rel=1e-2)
+
+
+def _disabled_scaler() -> str:
+    net = make_model()
+    model = DDP(net, bucket_cap_mb=CAP)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    wire = sw.attach(model, "TopK(0.05)", scaler=scaler)
+    poison = _poison(net, float("nan"))
+    message = ""
+    try:
+        scaler.scale(loss_of(model, dist.get_rank(), 0)).backward()
+    except RuntimeError as error:
+        message = str(error)
+    poison.remove()
+    wire.detach()
+    return message
+
+
+def test_a_disabled_scaler_lets_nothing_through(two: Cluster) -> None:
+    for message in two.run(_disabled_scaler):
+        assert "rank 1 in 2.weight" in message
+
+
+def _all_nan_with_scaler() -> bool:
+    net = make_model()
+    model = DDP(net, bucket_cap_mb=CAP)
+    wire = sw.attach(model, "TopK(0.05)", scaler=torch.amp.GradScaler("cpu"))
+    poison = _poison(net, float("inf"))
+    loss_of(model, dist.get_rank(), 0).backward()
+    poison.remove()
+    wire.detach()
+    return all(bool(p.grad.isnan().all()) for p in model.parameters())
+
+
+def test_an_overflow_reaches_every_parameter(two: Cluster) -> None:
+    """So that optimizers over parts of the model skip the step too, on all ranks alike."""
+    assert all(two.run(_all_nan_with_scaler))

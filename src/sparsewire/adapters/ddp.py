@@ -57,6 +57,8 @@ def attach(
         raise AttachError(f"on_nonfinite is 'raise' or 'skip', not {on_nonfinite!r}")
     if not timeout > 0:
         raise AttachError("timeout is a number of seconds above 0")
+    if scaler is not None and not scaler.is_enabled():
+        scaler = None  # it would let every number through
     slot = slot_of(ddp)
     if slot.taker is not None:
         raise AttachError("this model is attached already: call detach() on its wire first")
@@ -123,6 +125,7 @@ class Wire:
         """Take back the last exchange: for a step that the optimizer did not take after all."""
         if self._pipeline.ledger.undo():
             self._pipeline.steps -= 1
+            self._pipeline.meter.steps -= 1
 
     def rescale(self, factor: float) -> None:
         """Multiply the memory, after changing the scale of the loss by hand."""

@@ -51,9 +51,11 @@ def exchange(
 ) -> tuple[dict[str, Tensor], State]:
     """The mean gradient over all ranks of `group`, and the state for the next step.
 
-    Neither argument is changed. NaN or infinity on any rank raises `NonFiniteError` on all.
+    The state's tensors are left as they are; its meter counts on. NaN or infinity on any rank
+    raises `NonFiniteError` on all.
     """
     job = _Job(gradients, state, group.rank, group.size)
+    group.doing = f"the exchange of step {state.step}"
     verdict = drive(job.run(), group, state.meter)
     return job.outcome(verdict)
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..errors import NonFiniteError
+from ..errors import AttachError, NonFiniteError
 from ..exchange import Call, Exchange
 from ..groups import Alone, Group, drive
 from ..groups.distributed import DistributedGroup
@@ -80,9 +80,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
             setattr(self, name, getattr(self.optimizer, name))
 
+    _step_supports_amp_scaling = True  # so that a GradScaler calls step(), which then refuses
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Exchange the gradients, then step. All ranks must call it."""
+        if getattr(self, "grad_scale", None) is not None:
+            raise AttachError(
+                "DistributedOptimizer does not work with a GradScaler, which decides on each rank "
+                "by itself whether to step; use DDP and attach(…, scaler=scaler)"
+            )
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -113,9 +120,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for span, view in segments.views(flat):
             parameter, rate = rates[span.name]
             if parameter.grad is not None:
-                torch.mul(parameter.grad, rate, out=view.view(span.shape))
+                view.view(span.shape).copy_(parameter.grad).mul_(rate)  # in the ledger's type
         before, after = self._ledger.open(0, segments, dtype, self._device)
         call = Call(self.steps, self.group.rank, self.group.size)
+        self.group.doing = f"the exchange of step {self.steps}"
         run = Exchange(scheme, segments, dtype).run(flat, before, after, call, self._meter)
         try:
             verdict = drive(run, self.group, self._meter)

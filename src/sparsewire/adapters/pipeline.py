@@ -140,7 +140,7 @@ class Pipeline:
         if self.worker.broken is not None:
             self._break(self.worker.broken)
         else:
-            what = f"the exchange of step {self.steps}, bucket {item.index},"
+            what = f"the exchange of step {self.steps}, bucket {item.index}"
             self.worker.submit(what, lambda: self._process(step, item))
         # through `then`, an error reaches backward() with its message
         return item.promise.future.then(lambda future: future.value())
@@ -188,9 +188,7 @@ class Pipeline:
         run = unit.exchange.run(flat, before, after, call, self.meter)
         step.unsound = drive(run, self.group, self.meter)
         self.meter.values += segments.size
-        if step.unsound is not None:
-            bucket.buffer.fill_(float("nan"))  # for a GradScaler to see
-        elif unit.staging is not None:
+        if step.unsound is None and unit.staging is not None:
             unit.copy_out(flat, step.buckets if is_global else [bucket])
 
     def _finish(self, step: _Step) -> None:
@@ -210,6 +208,8 @@ class Pipeline:
         found = f"NaN or infinity in the gradient at step {step.number}: {step.unsound}"
         if self.scaling.scaler is not None:
             log.info("%s; left to the GradScaler", found)
+            for item in step.buckets:
+                item.buffer.fill_(float("nan"))
         elif self._on_nonfinite == "skip":
             log.warning("%s; the step is skipped on all ranks", found)
             for item in step.buckets:

@@ -34,7 +34,7 @@ class Scaling:
         """Called before each step's deposit."""
         if self._optimizer is not None:
             ledger.scale(self._rate_changes(self._optimizer), (LEDGER,))
-        if self.scaler is not None and self.scaler.is_enabled():
+        if self.scaler is not None:
             scale = float(self.scaler.get_scale())
             if self._scale is not None and scale != self._scale:
                 ledger.scale(

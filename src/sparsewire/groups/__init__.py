@@ -19,6 +19,8 @@ class Group(Protocol):
 
     rank: int
     size: int
+    doing: str
+    """What is under way, for the words of an error."""
 
     def answer(self, request: Request) -> Any:
         """Carry out one request together with all other ranks."""
@@ -29,6 +31,7 @@ class Alone:
 
     rank = 0
     size = 1
+    doing = ""
 
     def answer(self, request: Request) -> Any:
         return answer_all([request])[0]

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..collectives import Gather, Reduce, Request, ordered_sum, share_size
-from ..errors import AttachError
+from ..errors import AttachError, ExchangeError
 from .rollcall import RollCall
 
 # Doubles that are free again. They are not destroyed: torch may give a new group the name of one
@@ -56,11 +56,13 @@ class DistributedGroup:
         self._original = original
         self._double: dist.ProcessGroup | None = None
         self.roll_call: RollCall | None = None
+        self.doing = "the first meeting"
+        self._closed = False
         if self.size > 1:
             spare = _spares.setdefault(original, {}).setdefault(timeout, [])
             self._double = spare.pop() if spare else self._make_double(original)
-            self._all_gather = self._find_all_gather()
             self.roll_call = RollCall.of(self._double, self.rank, self.size)
+            self._all_gather = self._find_all_gather()
 
     @staticmethod
     def _message_device(group: dist.ProcessGroup, device: torch.device) -> torch.device:
@@ -71,13 +73,19 @@ class DistributedGroup:
         backend = dist.get_backend(original)
         # members alone can make a group, except under MPI: there all processes must call attach
         is_part = self.size < dist.get_world_size() and backend != "mpi"
-        double = dist.new_group(
-            dist.get_process_group_ranks(original),
-            timeout=datetime.timedelta(seconds=self.timeout),
-            backend=None if backend == "undefined" else backend,
-            use_local_synchronization=is_part,
-            group_desc="sparsewire",
-        )
+        try:
+            double = dist.new_group(
+                dist.get_process_group_ranks(original),
+                timeout=datetime.timedelta(seconds=self.timeout),
+                backend=None if backend == "undefined" else backend,
+                use_local_synchronization=is_part,
+                group_desc="sparsewire",
+            )
+        except RuntimeError as cause:
+            raise ExchangeError(
+                f"not all {self.size} ranks came to the first meeting within {self.timeout:.0f} "
+                f"seconds (this is rank {self.rank}): all ranks must attach, in the same order"
+            ) from cause
         assert isinstance(double, dist.ProcessGroup)
         return double
 
@@ -97,12 +105,35 @@ class DistributedGroup:
             into_one(probe.new_empty(self.size), probe)
         except (RuntimeError, NotImplementedError) as error:
             if "support" not in str(error).lower():
-                raise
+                raise self.failure(error) from error
             return into_list
         return into_one
 
     def answer(self, request: Request) -> Any:
         """Carry out one request together with all other ranks."""
+        if self._closed:
+            raise ExchangeError(f"{self.doing} cannot take place: the group was closed")
+        try:
+            return self._answer(request)
+        except RuntimeError as cause:
+            raise self.failure(cause) from cause
+
+    def failure(self, cause: Exception) -> ExchangeError:
+        """What happened, after telling the other ranks and finding out who is missing."""
+        text = " ".join(str(cause).split()) or type(cause).__name__
+        finding = ""
+        if self.roll_call is not None:
+            self.roll_call.alarm(text)
+            finding = f"; {self.roll_call.findings()}"
+        error = ExchangeError(
+            f"{self.doing} failed on rank {self.rank} of {self.size}{finding}. Cause: "
+            f"{text[:300]}. Weights and memory are those of the last whole step: restart from a "
+            f"checkpoint"
+        )
+        error.__cause__ = cause
+        return error
+
+    def _answer(self, request: Request) -> Any:
         home = request.payload.device
         payload = request.payload.to(self._device).contiguous()
         if self.size == 1:
@@ -142,3 +173,4 @@ class DistributedGroup:
         if self._double is not None:
             _spares[self._original][self.timeout].append(self._double)
         self._double = None
+        self._closed = True

@@ -36,13 +36,15 @@ class RollCall:
     def alarm(self, cause: str) -> None:
         """Tell the others that a collective failed here."""
         with contextlib.suppress(RuntimeError):  # if the store is gone, `findings` says so
-            self._store.set("alarm", f"rank {self._rank}: {cause}"[:500])
+            if not self._store.check(["alarm"]):
+                self._store.set("alarm", f"rank {self._rank}: {cause}"[:500])
 
     def alarmed(self) -> str | None:
-        """What some rank reported, if any did."""
+        """What another rank reported, if any did."""
         if not self._store.check(["alarm"]):
             return None
-        return bytes(self._store.get("alarm")).decode(errors="replace")
+        note = bytes(self._store.get("alarm")).decode(errors="replace")
+        return None if note.startswith(f"rank {self._rank}:") else note
 
     def absent(self) -> list[int] | None:
         """Answer, wait for the others' answers, and return who gave none; None: no store."""

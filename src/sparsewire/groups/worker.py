@@ -100,28 +100,15 @@ class Worker:
         while (entry := self._jobs.get()) is not None and not self._stop.is_set():
             what, job = entry
             self._job = (what, time.monotonic())
+            self.group.doing = what
             try:
                 job()
             except SparsewireError as error:
                 self.fail(error)
             except Exception as error:
-                self.fail(self._explain(what, error))
+                self.fail(self.group.failure(error))
             finally:
                 self._job = None
-
-    def _explain(self, what: str, cause: Exception) -> ExchangeError:
-        text = " ".join(str(cause).split()) or type(cause).__name__
-        finding = ""
-        if self.group.roll_call is not None:
-            self.group.roll_call.alarm(text)
-            finding = f"; {self.group.roll_call.findings()}"
-        error = ExchangeError(
-            f"{what} failed on rank {self.group.rank} of {self.group.size}{finding}. "
-            f"Cause: {text[:300]}. Weights and memory are those of the last whole step: restart "
-            f"from a checkpoint"
-        )
-        error.__cause__ = cause
-        return error
 
     def _watch(self) -> None:
         while not self._stop.wait(POLL):
@@ -130,13 +117,11 @@ class Worker:
                 return
             job, limit = self._job, self.group.timeout + GRACE
             if job is not None and time.monotonic() - job[1] > limit:
-                self.fail(
-                    self._explain(job[0], TimeoutError(f"nothing moved for {limit:.0f} seconds"))
-                )
+                stall = TimeoutError(f"nothing moved for {limit:.0f} seconds")
+                self.fail(self.group.failure(stall))
             note = self._alarm()
             if note is not None and self.broken is None:
-                what = job[0] if job is not None else "the exchange"
-                self.fail(self._explain(what, RuntimeError(f"reported by {note}")))
+                self.fail(self.group.failure(RuntimeError(f"reported by {note}")))
 
     def _alarm(self) -> str | None:
         if self.group.roll_call is None:

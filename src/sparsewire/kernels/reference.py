@@ -139,11 +139,12 @@ def add_entries(
 ) -> None:
     """Add entries at `indices`, and what follows them in `values` to the runs.
 
-    Indices are unique but for "nowhere", whose values are zero: the order of adding is no matter.
+    Indices are unique but for "nowhere", where nothing is added: the order is no matter.
     """
-    count = indices.numel()
+    count, size = indices.numel(), flat.numel()
     if count:
-        flat.index_add_(0, indices.clamp(max=flat.numel() - 1), values[:count])
+        inside = values[:count].masked_fill(indices >= size, 0)
+        flat.index_add_(0, indices.clamp(max=size - 1), inside)
     at = count
     for start, stop in runs:
         flat[start:stop] += values[at : at + stop - start]

@@ -1,0 +1,488 @@
+"""The documentation says what is true: names, arguments, links, error texts, and examples that run.
+
+A comment before a code block says what is done with it; readers do not see it.
+
+    <!-- run -->               run in one process, in a fresh namespace
+    <!-- run on two ranks -->  run on two processes, with the names that `_on_rank` gives
+    <!-- script NAME -->       saved under that name and started with torchrun
+    <!-- prints -->            what the block before it prints; … stands for the rest of a line
+    <!-- selector -->          a new selector, which must obey the laws
+    <!-- values -->            a new value codec, likewise
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import sparsewire as sw
+from sparsewire.notation import read
+from sparsewire.selectors import Draw, Selector
+from sparsewire.values import ValueCodec
+
+from .cluster import Cluster
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+PARTS = {kind.__name__: kind for family in sw.FAMILIES.values() for kind in family}
+ERRORS = {
+    name
+    for name in sw.__all__
+    if isinstance(getattr(sw, name), type) and issubclass(getattr(sw, name), Exception)
+}
+MADE_BY_OTHERS = {"FAMILIES", "Wire", "Report", "Explanation"}  # nobody calls these
+INTERNAL = {"Report.of", "Scheme.implied", "DistributedGroup.failure", "Alone.doing"}
+
+
+@dataclass
+class Block:
+    """One fenced block."""
+
+    page: Path
+    line: int
+    language: str
+    mark: str
+    text: str
+    prints: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    def compiled(self) -> Any:
+        """The code, with the page's own line numbers in tracebacks."""
+        return compile("\n" * self.line + self.text, str(self), "exec")
+
+
+def _blocks(page: Path) -> Iterator[Block]:
+    """All fenced blocks of a page, each with the comment before it."""
+    mark, opened = "", None
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        if opened is not None:
+            if line.strip() == "```":
+                yield Block(page, opened[0], opened[1], mark, textwrap.dedent(opened[2]))
+                mark, opened = "", None
+            else:
+                opened = (opened[0], opened[1], opened[2] + line + "\n")
+        elif match := re.fullmatch(r"\s*```(\w*)", line):
+            opened = (number, match[1], "")
+        elif match := re.fullmatch(r"\s*<!-- (.*) -->", line):
+            mark = match[1]
+        elif line.strip():
+            mark = ""
+    assert opened is None, f"{page}: the block from line {opened and opened[0]} does not end"
+
+
+def _all_blocks() -> list[Block]:
+    blocks: list[Block] = []
+    for page in PAGES:
+        for block in _blocks(page):
+            if block.mark == "prints":
+                blocks[-1].prints = block.text
+            blocks.append(block)
+    return blocks
+
+
+BLOCKS = _all_blocks()
+
+
+def marked(mark: str) -> list[Block]:
+    return [block for block in BLOCKS if re.fullmatch(mark, block.mark)]
+
+
+def _prose(page: Path) -> str:
+    """The page without its blocks, which keeps its line numbers."""
+    lines, inside = [], False
+    for line in page.read_text().splitlines():
+        fence = line.strip().startswith("```")
+        lines.append("" if inside or fence else line)
+        inside ^= fence
+    return "\n".join(lines)
+
+
+def _check_output(expected: str | None, printed: str) -> None:
+    if expected is None:
+        return
+    lines = printed.splitlines()
+    for line in expected.splitlines():
+        exact, start = line in lines, line.removesuffix("…")
+        rest = line.endswith("…") and any(other.startswith(start) for other in lines)
+        assert exact or rest, f"{line!r} is not in what was printed:\n{printed}"
+
+
+# -- the blocks ------------------------------------------------------------------------------------
+
+
+def test_marks_are_known() -> None:
+    known = r"|run|run on two ranks|script \S+|prints|selector|values"
+    for block in BLOCKS:
+        assert re.fullmatch(known, block.mark), f"{block}: {block.mark}"
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "python"], ids=str)
+def test_python_compiles(block: Block) -> None:
+    block.compiled()
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "diff"], ids=str)
+def test_both_sides_of_a_diff_compile(block: Block) -> None:
+    lines = block.text.splitlines()
+    for side in "-+":
+        compile("\n".join(ln[1:] for ln in lines if ln[:1] in ("", " ", side)), str(block), "exec")
+
+
+@pytest.mark.parametrize("block", marked("run"), ids=str)
+def test_examples_run(block: Block) -> None:
+    printed = io.StringIO()
+    with torch.random.fork_rng(), contextlib.redirect_stdout(printed):
+        exec(block.compiled(), {"__name__": "example"})
+    _check_output(block.prints, printed.getvalue())
+
+
+def _on_rank(block: Block, folder: Path) -> str:
+    """Run a block on this rank as if it stood in a user's DDP script."""
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
+    model = DDP(net)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    names = {
+        "__name__": "example",
+        "net": net,
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "loss_function": nn.functional.cross_entropy,
+        "inputs": torch.randn(8, 32, generator=generator),
+        "targets": torch.randint(0, 10, (8,), generator=generator),
+    }
+    printed, home = io.StringIO(), Path.cwd()
+    os.chdir(folder)
+    try:
+        with contextlib.redirect_stdout(printed):
+            exec(block.compiled(), names)
+    finally:
+        os.chdir(home)
+        for value in names.values():
+            if isinstance(value, sw.Wire):
+                value.detach()
+    return printed.getvalue()
+
+
+@pytest.mark.xdist_group("ranks")  # where two ranks are kept running
+@pytest.mark.parametrize("block", marked("run on two ranks"), ids=str)
+def test_examples_run_on_two_ranks(two: Cluster, block: Block, tmp_path: Path) -> None:
+    printed = two.run(_on_rank, block, tmp_path, timeout=30)
+    _check_output(block.prints, printed[0])
+
+
+@pytest.mark.parametrize("block", marked(r"script \S+"), ids=str)
+def test_scripts_run_under_torchrun(block: Block, tmp_path: Path) -> None:
+    script = tmp_path / block.mark.removeprefix("script ")
+    script.write_text(block.text)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, str(script)], capture_output=True, text=True, timeout=90, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    expected = [after for after in BLOCKS if after.mark == "prints" and after.page == block.page]
+    _check_output(next(b.text for b in expected if b.line > block.line), done.stdout)
+
+
+def test_quickstart_has_a_script() -> None:
+    assert [block.page.name for block in marked(r"script \S+")].count("quickstart.md") == 1
+
+
+# -- what the text names ---------------------------------------------------------------------------
+
+
+def _slug(heading: str) -> str:
+    """The anchor that code hosts give a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def _anchors(page: Path) -> set[str]:
+    return {_slug(heading) for heading in re.findall(r"^#+ (.*)$", _prose(page), re.MULTILINE)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", _prose(page)):
+        if re.match(r"\w+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (page.parent / name).resolve() if name else page
+        assert path.exists(), f"{page.name}: {target} does not exist"
+        assert path.is_relative_to(ROOT), f"{page.name}: {target} lies outside"
+        if anchor:
+            assert anchor in _anchors(path), f"{page.name}: {target} has no such heading"
+
+
+def test_files_that_are_named_exist() -> None:
+    tests = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    for page in PAGES:
+        for name in re.findall(r"`((?:src|tests|docs|data|benchmarks)/[\w./]*)`", _prose(page)):
+            assert (ROOT / name).exists(), f"{page.name}: {name} does not exist"
+        assert tests >= set(re.findall(r"`(test_\w+\.py)`", _prose(page)))
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name == "README.md" or f"]({page.name})" in index
+
+
+def _scheme_texts() -> Iterator[tuple[str, str]]:
+    """Everything in the pages that looks like a part of a scheme with its arguments."""
+    call = rf"(?:{'|'.join(PARTS)})\([^`\n]*\)"
+    for page in PAGES:
+        for line in _prose(page).splitlines():
+            if not line.startswith("#"):
+                for text in re.findall(rf"`({call})`", line):
+                    yield page.name, text
+        for block in _blocks(page):
+            for text in re.findall(rf'"({call.replace("`", chr(34))})"', block.text):
+                yield str(block), text
+
+
+REFUSED_ON_PURPOSE = {"Scheme(TopK(0.01), collective=AllReduce())"}
+
+
+@pytest.mark.parametrize(("where", "text"), sorted(set(_scheme_texts())))
+def test_scheme_texts_can_be_read(where: str, text: str) -> None:
+    if text in REFUSED_ON_PURPOSE:
+        with pytest.raises(sw.SchemeError):
+            sw.parse(text)
+    else:
+        read(text, PARTS)
+
+
+def _commands(name: str) -> Iterator[tuple[str, list[str]]]:
+    """Every command line of a program that a page shows, without the program's name."""
+    for page in PAGES:
+        shown = re.findall(rf"`({name} [^`]+)`", _prose(page))
+        for block in _blocks(page):
+            if block.language == "bash":
+                shown += [ln for ln in block.text.splitlines() if re.match(rf"{name}\b", ln)]
+        for line in shown:
+            yield page.name, shlex.split(line, comments=True)[1:]
+
+
+def test_command_lines_are_understood() -> None:
+    pytest.importorskip("tyro")
+    from sparsewire.cli.options import COMMANDS
+    from sparsewire.cli.parse import parse
+
+    for page, words in _commands("sparsewire"):
+        if words[0] == "COMMAND" or words[0].startswith("-"):
+            continue
+        assert words[0] in COMMANDS, f"{page}: there is no command {words[0]}"
+        if len(words) > 1 and "--help" not in words:
+            try:
+                parse(words)
+            except Exception as error:
+                pytest.fail(f"{page}: sparsewire {shlex.join(words)}: {error}")
+
+
+def test_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for page, words in _commands("make"):
+        for target in words:
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{page}: make {target}"
+
+
+def _source() -> str:
+    """The library's source with texts that are split over lines joined again."""
+    whole = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    return re.sub(r'"\s*\n\s*f?"', "", whole)
+
+
+def test_error_texts_are_those_of_the_library() -> None:
+    page = (ROOT / "docs" / "reliability.md").read_text()
+    table = page.split("## Error texts", 1)[1].split("\n## ", 1)[0]
+    quoted = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
+    source = _source()
+    assert len(quoted) > 20
+    for text in quoted:
+        for piece in text.split("…"):
+            assert piece.strip() in source, f"no error says {piece!r}"
+
+
+# -- the reference ---------------------------------------------------------------------------------
+
+
+def _sections() -> dict[str, str]:
+    """The reference by `### name`."""
+    page = (ROOT / "docs" / "api.md").read_text()
+    parts = re.split(r"^### (.*)$", page, flags=re.MULTILINE)
+    bodies = [re.split(r"^## ", body, maxsplit=1, flags=re.MULTILINE)[0] for body in parts[2::2]]
+    return dict(zip(parts[1::2], bodies, strict=True))
+
+
+SECTIONS = _sections()
+
+
+def _arguments(function: Callable[..., Any], bound: bool = False) -> str:
+    """A signature's arguments as the reference writes them."""
+    written, starred = [], False
+    for parameter in list(inspect.signature(function).parameters.values())[bound:]:
+        if parameter.kind is parameter.KEYWORD_ONLY and not starred:
+            written.append("*")
+            starred = True
+        default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
+        written.append(parameter.name + default)
+    return ", ".join(written)
+
+
+def _rows(section: str, heading: str) -> list[str]:
+    """The first column of the table with this heading."""
+    table = section.partition(f"| {heading} | ")[2].partition("\n\n")[0]
+    return re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    assert set(SECTIONS) == set(sw.__all__) - ERRORS
+    assert set(PARTS) <= set(SECTIONS)
+
+
+def test_every_error_is_in_the_reference() -> None:
+    assert set(_rows((ROOT / "docs" / "api.md").read_text(), "error")) == ERRORS
+
+
+@pytest.mark.parametrize("name", sorted(set(sw.__all__) - ERRORS - MADE_BY_OTHERS))
+def test_arguments_are_those_of_the_code(name: str) -> None:
+    thing, section = getattr(sw, name), SECTIONS[name]
+    assert section.split("\n")[2] == f"`sw.{name}({_arguments(thing)})`"
+    assert _rows(section, "argument") == list(inspect.signature(thing).parameters)
+
+
+def _members(kind: type) -> set[str]:
+    own = {field.name for field in fields(kind)} if is_dataclass(kind) else set()
+    return own | {name for name in vars(kind) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("name", [n for n in SECTIONS if isinstance(getattr(sw, n, None), type)])
+def test_members_are_those_of_the_code(name: str) -> None:
+    kind, found = getattr(sw, name), set()
+    for row in _rows(SECTIONS[name], "member"):
+        match = re.fullmatch(r"\w+\.(\w+)(?:\((.*)\))?", row)
+        assert match, row
+        found.add(match[1])
+        assert match[1] in _members(kind), f"{name} has no {match[1]}"
+        member = inspect.getattr_static(kind, match[1], None)
+        if match[2] is not None:
+            static = isinstance(member, staticmethod)
+            assert match[2] == _arguments(getattr(kind, match[1]), bound=not static), row
+        else:
+            assert not inspect.isfunction(member), f"{row} is called with ()"
+    shown = found | set(_rows(SECTIONS[name], "argument"))
+    if found or name in MADE_BY_OTHERS:
+        assert {m for m in _members(kind) if f"{name}.{m}" not in INTERNAL} <= shown
+
+
+@pytest.mark.parametrize("name", sorted(set(SECTIONS) - {"init"}))
+def test_every_name_has_an_example(name: str) -> None:
+    assert "\n```python\n" in SECTIONS[name]
+    assert f"sw.{name}" in SECTIONS[name] or name in MADE_BY_OTHERS
+
+
+# -- how to add a part -----------------------------------------------------------------------------
+
+
+def _example(mark: str, base: type) -> type:
+    """The class that CONTRIBUTING.md adds to a family."""
+    (block,) = marked(mark)
+    module = inspect.getmodule(base)
+    assert module is not None
+    names = dict(vars(module))
+    exec(block.compiled(), names)
+    (kind,) = (
+        thing
+        for name, thing in names.items()
+        if isinstance(thing, type) and issubclass(thing, base) and name not in vars(module)
+    )
+    return kind
+
+
+def _conserves(scheme: sw.Scheme, workers: int = 3, steps: int = 6) -> None:
+    """What was paid in = what was applied + what is still in memory, over all workers."""
+    shapes = {"matrix": (40, 50), "bias": (7,), "conv": (8, 4, 3, 3)}
+    generator = torch.Generator().manual_seed(0)
+    states = [sw.init(scheme, {n: torch.zeros(s) for n, s in shapes.items()})] * workers
+    paid = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
+    applied = {name: total.clone() for name, total in paid.items()}
+    for _ in range(steps):
+        gradients = [
+            {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+            for _ in range(workers)
+        ]
+        mean, states = sw.simulate(gradients, states)
+        for name in shapes:
+            paid[name] += sum(gradient[name].double() for gradient in gradients)
+            applied[name] += workers * mean[name].double()
+    for name in shapes:
+        kept = sum(state.memory[name]["residual"].double() for state in states)
+        torch.testing.assert_close(applied[name] + kept, paid[name], rtol=0, atol=1e-4)
+        assert applied[name].any()
+
+
+def _read_back(monkeypatch: pytest.MonkeyPatch, family: str, part: Any, scheme: sw.Scheme) -> None:
+    """Named in its family, the part has its place in the notation."""
+    monkeypatch.setitem(sw.FAMILIES, family, (*sw.FAMILIES[family], type(part)))
+    assert sw.parse(repr(scheme)) == scheme
+
+
+def test_the_selector_in_contributing(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = _example("selector", Selector)
+    for shared in (True, False):
+        selector = kind(0.05, shared=shared)
+        scheme = sw.Scheme(selector)
+        assert scheme.collective == (sw.AllReduce() if shared else sw.AllGather())
+        _conserves(scheme)
+        _conserves(sw.Scheme(selector, values=sw.BFloat16(), scope="global", whole=None))
+        _read_back(monkeypatch, "selectors", selector, scheme)
+    length, hits, trials = 37, torch.zeros(37), 4000
+    segments = sw.Segments.cut({"x": (length,)}, kind(0.1), whole=None)
+    for step in range(trials):
+        indices = kind(0.1).coordinates(segments, Draw(0, step, 0), torch.device("cpu"))
+        assert indices.tolist() == sorted(set(indices.tolist()))
+        hits[indices] += 1
+    share = kind(0.1).contraction(length)
+    assert share == 4 / length
+    assert (hits / trials - share).abs().max() < 0.03  # five deviations, for all coordinates alike
+
+
+def test_the_value_codec_in_contributing(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = _example("values", ValueCodec)
+    codec = kind()
+    for selector in (sw.TopK(0.05), sw.Threshold(0.05), sw.RandomK(0.05), sw.Dense()):
+        scheme = sw.Scheme(selector, values=codec)
+        assert scheme.collective == sw.AllGather()
+        _conserves(scheme)
+        _read_back(monkeypatch, "values", codec, scheme)
+    for values in (torch.randn(33), torch.zeros(5), torch.empty(0), torch.tensor([1e38, -1e-38])):
+        data = codec.encode(values)
+        assert (data.dtype, data.numel()) == (torch.uint8, codec.nbytes(values.numel()))
+        again = codec.decode(data, values.dtype)
+        assert again.isfinite().all()
+        assert not again[values == 0].any()
+        error = (again - values).abs().max() if values.numel() else torch.zeros(())
+        assert error <= (values.abs().max() if values.numel() else 0) / 127
