@@ -1,37 +1,71 @@
 """sparsewire: sparse gradient exchange for PyTorch.
 
-import sparsewire as sw
+    import sparsewire as sw
 
-model = DDP(net)
-wire = sw.attach(model, sw.TopK(0.01))     # the rest of the training loop is unchanged
+    model = DDP(net)
+    wire = sw.attach(model, sw.TopK(0.01))     # the rest of the training loop is unchanged
+
+Names are loaded when they are first used, so that the command line answers `--help` without torch.
 """
 
-from .adapters.ddp import Wire, attach
-from .adapters.functional import State, exchange, init, simulate
-from .adapters.optimizer import DistributedOptimizer
-from .collectives import AllGather, AllReduce
-from .errors import (
-    AttachError,
-    DisagreementError,
-    ExchangeError,
-    NonFiniteError,
-    SchemeError,
-    SparsewireError,
-    StateError,
-)
-from .explain import Explanation, explain
-from .groups import Alone
-from .groups.distributed import DistributedGroup
-from .groups.simulated import SimulatedGroup
-from .indices import Implied, Int32
-from .memory import ErrorFeedback, MomentumCorrection, NoMemory
-from .report import Report
-from .scheme import FAMILIES, Scheme, Warmup, parse
-from .segments import Segments
-from .selectors import BlockRandomK, Dense, RandomK, Threshold, TopK
-from .values import BFloat16, Float16, Float32
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .adapters.ddp import Wire, attach
+    from .adapters.functional import State, exchange, init, simulate
+    from .adapters.optimizer import DistributedOptimizer
+    from .collectives import AllGather, AllReduce
+    from .errors import (
+        AttachError,
+        DisagreementError,
+        ExchangeError,
+        NonFiniteError,
+        SchemeError,
+        SparsewireError,
+        StateError,
+    )
+    from .explanation import Explanation, explain
+    from .groups import Alone
+    from .groups.distributed import DistributedGroup
+    from .groups.simulated import SimulatedGroup
+    from .indices import Implied, Int32
+    from .memory import ErrorFeedback, MomentumCorrection, NoMemory
+    from .report import Report
+    from .scheme import FAMILIES, Scheme, Warmup, parse
+    from .segments import Segments
+    from .selectors import BlockRandomK, Dense, RandomK, Threshold, TopK
+    from .values import BFloat16, Float16, Float32
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "adapters.ddp": ("Wire", "attach"),
+    "adapters.functional": ("State", "exchange", "init", "simulate"),
+    "adapters.optimizer": ("DistributedOptimizer",),
+    "collectives": ("AllGather", "AllReduce"),
+    "errors": (
+        "AttachError",
+        "DisagreementError",
+        "ExchangeError",
+        "NonFiniteError",
+        "SchemeError",
+        "SparsewireError",
+        "StateError",
+    ),
+    "explanation": ("Explanation", "explain"),
+    "groups": ("Alone",),
+    "groups.distributed": ("DistributedGroup",),
+    "groups.simulated": ("SimulatedGroup",),
+    "indices": ("Implied", "Int32"),
+    "memory": ("ErrorFeedback", "MomentumCorrection", "NoMemory"),
+    "report": ("Report",),
+    "scheme": ("FAMILIES", "Scheme", "Warmup", "parse"),
+    "segments": ("Segments",),
+    "selectors": ("BlockRandomK", "Dense", "RandomK", "Threshold", "TopK"),
+    "values": ("BFloat16", "Float16", "Float32"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "FAMILIES",
@@ -75,3 +109,15 @@ __all__ = [
     "parse",
     "simulate",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"sparsewire has no {name!r}")
+    value = getattr(import_module(f".{_HOME_OF[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -34,7 +34,7 @@ class Gather:
 
 @dataclass(frozen=True)
 class Reduce:
-    """Give me the sum of all ranks' values, added in rank order in `dtype`.
+    """Give me the sum of all ranks' values, each times `scale`, added in rank order in `dtype`.
 
     Every rank adds up one share of the coordinates and then shows it to the others, so the bits do
     not depend on where a value lies in the message, as they do in a backend's ring all-reduce.
@@ -42,6 +42,7 @@ class Reduce:
 
     payload: Tensor
     dtype: torch.dtype
+    scale: float = 1.0
 
     def traffic(self, world: int) -> int:
         """Bytes this rank sends, and as many that it receives."""
@@ -69,11 +70,11 @@ def share_size(count: int, world: int) -> int:
     return -(-count // world)
 
 
-def ordered_sum(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """The sum in rank order, which fixes its bits."""
-    total = parts[0].to(dtype, copy=True)
+def ordered_sum(parts: Sequence[Tensor], dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+    """The sum of scaled parts in rank order, which fixes its bits; scaled first, as DDP does."""
+    total = parts[0].to(dtype) * scale
     for part in parts[1:]:
-        total += part.to(dtype)
+        total += part.to(dtype) * scale
     return total
 
 
@@ -133,8 +134,8 @@ class AllReduce(Collective):
     adds = True
 
     def meet(self, indices: Tensor, values: Tensor, desk: Desk) -> Talk:
-        total = yield Reduce(desk.narrow(indices, values), values.dtype)
-        desk.add(indices, total * desk.share)
+        mean = yield Reduce(desk.narrow(indices, values), values.dtype, desk.share)
+        desk.add(indices, mean)
 
     def traffic(self, message: int, count: int, width: int, sum_width: int, world: int) -> int:
         return reduce_traffic(count, width, sum_width, world)

@@ -55,11 +55,15 @@ class Ledger:
         """
         self._done = []
         page = self._pages.get(unit)
-        if page is None or page.spans != segments.spans:
+        if page is None or page.spans != segments.spans or not self._is_home(page):
             page = self._lay_out(segments, dtype, device)
             self._pages[unit] = page
         self._open.append(page)
         return page.before, page.after
+
+    def _is_home(self, page: _Page) -> bool:
+        """Whether the page's parameters have not moved elsewhere since."""
+        return all(self._homes[span.name][0] is page for span in page.spans)
 
     def _lay_out(self, segments: Segments, dtype: torch.dtype, device: torch.device) -> _Page:
         def blank() -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .errors import SchemeError
-from .notation import Part
+from .notation import Part, check_flag
 from .segments import Segments
 
 LEDGER = "residual"
@@ -88,10 +88,13 @@ class MomentumCorrection(Memory):
                 f"MomentumCorrection({self.momentum!r}) makes no sense: momentum lies between 0 "
                 f"and 1, as in MomentumCorrection(0.9); without momentum use ErrorFeedback()"
             )
-        if self.clip is not None and not (isinstance(self.clip, (int, float)) and self.clip > 0):
+        clip = self.clip
+        if clip is not None and not (isinstance(clip, (int, float)) and 0 < clip < math.inf):
             raise SchemeError(
                 "MomentumCorrection's clip is a norm above 0, or None for no clipping"
             )
+        check_flag(self, "nesterov")
+        check_flag(self, "masking")
 
     def addend(
         self, gradient: Tensor, before: Fields, after: Fields, segments: Segments, world: int
@@ -115,7 +118,7 @@ class MomentumCorrection(Memory):
     def _clipped(gradient: Tensor, segments: Segments, bound: float) -> Tensor:
         gradient = gradient.clone()
         for _, view in segments.views(gradient):
-            norm = torch.linalg.vector_norm(view)
+            norm = torch.linalg.vector_norm(view, dtype=torch.float64)
             view.mul_((bound / norm).clamp(max=1.0))  # a zero norm gives inf, clamped to 1
         return gradient
 

@@ -32,6 +32,13 @@ class Part:
         return MISSING
 
 
+def check_flag(part: Part, name: str) -> None:
+    """Refuse anything but True and False: 'no' would count as true."""
+    value = getattr(part, name)
+    if not isinstance(value, bool):
+        raise SchemeError(f"{type(part).__name__}'s {name} is True or False, not {value!r}")
+
+
 def nearest(word: str, choices: Iterable[str]) -> str:
     """' Did you mean …?' or the list of what there is."""
     choices = sorted(choices)
@@ -63,15 +70,20 @@ def read(text: str, classes: Mapping[str, type]) -> Any:
 
 def _value(node: ast.expr, text: str, classes: Mapping[str, type]) -> Any:
     match node:
-        case ast.Constant(value=None | bool() | int() | float() | str()):
+        case ast.Constant(value=None | bool() | str()):
             return node.value
+        case ast.Constant(value=int() | float() as number):
+            return _number(number)
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
-            return -number
+            return -_number(number)
         case ast.Name(id=name):
             return _call(name, [], {}, classes)
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=keywords):
-            if any(keyword.arg is None for keyword in keywords):
+            words = [keyword.arg for keyword in keywords]
+            if None in words:
                 raise SchemeError(f"cannot read {text!r}: ** has no meaning in a scheme")
+            if len(set(words)) < len(words):
+                raise SchemeError(f"cannot read {text!r}: {name} is given an argument twice")
             values = [_value(argument, text, classes) for argument in arguments]
             named = {str(k.arg): _value(k.value, text, classes) for k in keywords}
             return _call(name, values, named, classes)
@@ -80,6 +92,13 @@ def _value(node: ast.expr, text: str, classes: Mapping[str, type]) -> Any:
         f"cannot read {piece!r} in a scheme: only names of parts, numbers, strings, "
         f"True, False and None may stand there"
     )
+
+
+def _number(number: float) -> float:
+    """The number, if it is of a size that any argument could have."""
+    if not abs(number) < 2**63:
+        raise SchemeError("a number in this scheme is beyond all bounds")
+    return number
 
 
 def _call(name: str, values: list[Any], named: dict[str, Any], classes: Mapping[str, type]) -> Any:

@@ -99,8 +99,8 @@ def human_bytes(count: float) -> str:
     >>> human_bytes(1234567)
     '1.2 MB'
     """
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+    for unit, digits in (("B", 0), ("kB", 1), ("MB", 1)):
+        if round(count, digits) < 1000:
+            return f"{count:.{digits}f} {unit}"
         count /= 1000
     return f"{count:.1f} GB"

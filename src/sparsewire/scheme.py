@@ -6,6 +6,7 @@ cannot work is refused here, where it is written, with the reason and what to wr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 
@@ -14,7 +15,7 @@ from .collectives import AllGather, AllReduce, Collective
 from .errors import SchemeError
 from .indices import Implied, IndexCodec, Int32
 from .memory import ErrorFeedback, Memory
-from .notation import Part, nearest, read
+from .notation import Part, check_flag, nearest, read
 from .segments import Scope, Segments, Shape
 from .selectors import Dense, Selector
 from .values import Float32, ValueCodec
@@ -144,6 +145,7 @@ class Warmup(Part):
             object.__setattr__(self, "scheme", Scheme(self.scheme))
         if not isinstance(self.scheme, Scheme):
             raise SchemeError("Warmup wraps a scheme or a selector: Warmup(TopK(0.01), steps=1000)")
+        check_flag(self, "ease")
         if not _is_int(self.steps) or self.steps < 1:
             raise SchemeError("Warmup's steps must be a whole number of at least 1")
         if self.ease and getattr(self.scheme.selector, "ratio", None) is None:
@@ -177,7 +179,9 @@ class Warmup(Part):
         sized = full.selector
         assert isinstance(sized, selectors.Sized)
         assert sized.ratio is not None
-        ratio = 1 - (1 - sized.ratio) ** (self.steps / (1 + step))
+        # 1 − (1 − ratio)^(steps/(1+t)), without losing a small ratio beside the 1
+        dropped = math.log1p(-sized.ratio) if sized.ratio < 1 else -math.inf
+        ratio = -math.expm1(dropped * self.steps / (1 + step))
         return Scheme(
             sized.resized(ratio),
             full.values,

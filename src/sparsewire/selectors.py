@@ -17,7 +17,7 @@ from torch import Tensor
 from .errors import SchemeError
 from .kernels import reference as kernels
 from .kernels.counter import fold
-from .notation import Part
+from .notation import Part, check_flag
 from .segments import Segments
 
 DEFAULT_RATIO = 0.01  # what both papers send
@@ -205,6 +205,10 @@ class _Random(Sized):
     """What the selectors share that choose without looking at the gradient."""
 
     predictable = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_flag(self, "shared")
 
     def room(self, length: int) -> int:
         return self.entries(length)

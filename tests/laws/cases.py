@@ -15,11 +15,10 @@ from hypothesis import settings
 from torch import Tensor
 
 import sparsewire as sw
-from sparsewire.exchange import Call, Exchange, Unsound
+from sparsewire.engine import Call, Exchange, Unsound
 from sparsewire.ledger import Ledger
 from sparsewire.memory import LEDGER
 from sparsewire.meter import Meter
-from sparsewire.notation import Part
 from sparsewire.scheme import AnyScheme, as_scheme
 from sparsewire.segments import Segments
 from sparsewire.selectors import Draw, Selector
@@ -52,7 +51,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
 
 CPU = torch.device("cpu")
 EPS = torch.finfo(torch.float32).eps
-LAWFUL = settings(derandomize=True, deadline=None, max_examples=60)
+LAWFUL = settings(derandomize=True, deadline=None, max_examples=40)
 
 
 def examples(family: str) -> list[Any]:
@@ -90,7 +89,24 @@ def combinations() -> Iterator[sw.Scheme]:
 SCHEMES = tuple(combinations())
 
 
-def label(part: Part) -> str:
+def latin(schemes: Sequence[sw.Scheme]) -> list[sw.Scheme]:
+    """A third of the schemes, as in a Latin square: every pair of a way to send with a value codec
+    and with a scope is among them, for laws that do not need all three at once."""
+    ways: dict[object, int] = {}
+    codecs = examples("values")
+    chosen = []
+    for scheme in schemes:
+        way = (scheme.selector, scheme.indices, scheme.collective)
+        number = ways.setdefault(way, len(ways))
+        if (number + codecs.index(scheme.values) + SCOPES.index(scheme.scope)) % 3 == 0:
+            chosen.append(scheme)
+    return chosen
+
+
+SAMPLE = latin(SCHEMES)
+
+
+def label(part: object) -> str:
     """A part's notation, as a test's name."""
     return repr(part).replace(" ", "")
 
@@ -141,13 +157,13 @@ class Crew:
         self.step = 0
         self.ledgers = [Ledger(self.scheme.memory.fields, self.shapes) for _ in range(world)]
         self.meters = [Meter() for _ in range(world)]
-        self._skips_unused = skips_unused
+        self.skips_unused = skips_unused
 
     @property
     def engine(self) -> Exchange:
         """The exchange of the next step."""
         scheme = self.scheme.at(self.step)
-        return Exchange(scheme, scheme.cut(self.shapes), self.dtype, self._skips_unused)
+        return Exchange(scheme, scheme.cut(self.shapes), self.dtype, self.skips_unused)
 
     @property
     def size(self) -> int:

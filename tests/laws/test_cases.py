@@ -8,7 +8,7 @@ import pytest
 
 import sparsewire as sw
 
-from .cases import EXAMPLES, SCHEMES, SHAPES, examples
+from .cases import EXAMPLES, SAMPLE, SCHEMES, SCOPES, SHAPES, examples
 
 FAMILIES = [family for family in sw.FAMILIES if family != "scheme"]
 KINDS = [kind for family in FAMILIES for kind in sw.FAMILIES[family]]
@@ -36,3 +36,13 @@ def test_schemes_select_from_some_tensors_and_send_others_whole() -> None:
         segments = scheme.cut(SHAPES)
         assert segments.whole
         assert bool(segments.pieces) is (scheme.selector != sw.Dense())
+
+
+def test_sample_pairs_every_way_with_every_codec_and_scope() -> None:
+    ways = {(s.selector, s.indices, s.collective) for s in SCHEMES}
+    codecs = {(s.selector, s.indices, s.collective, s.values) for s in SAMPLE}
+    scopes = {(s.selector, s.indices, s.collective, s.scope) for s in SAMPLE}
+    assert len(codecs) == len(ways) * len(examples("values"))
+    assert len(scopes) == len(ways) * len(SCOPES)
+    assert len({(s.values, s.scope) for s in SAMPLE}) == len(examples("values")) * len(SCOPES)
+    assert len(SAMPLE) <= len(SCHEMES) / 2

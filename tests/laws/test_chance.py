@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+from functools import cache
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ import sparsewire as sw
 from sparsewire.scheme import Scheme
 from sparsewire.selectors import Selector, Sized
 
-from .cases import CPU, SCHEMES, Crew, alone, draw, label, noise, random_selectors
+from .cases import CPU, SAMPLE, Crew, alone, draw, label, noise, random_selectors
 
 PIECES, STEPS = 24, 150
 SIZES = [(2, 1), (3, 1), (3, 2), (5, 2), (7, 3), (7, 6), (16, 5)]
@@ -30,6 +31,7 @@ def resized(selector: Selector, count: int) -> Selector:
     return type(selector)(count=count, shared=selector.shared)  # type: ignore[call-arg]
 
 
+@cache
 def drawn(selector: Selector, length: int, rank: int = 0, seed: int = 0) -> Tensor:
     """What is chosen: a 0/1 tensor of steps × pieces × coordinates."""
     segments = alone(selector, PIECES * length, scope=length)
@@ -117,7 +119,7 @@ def test_choice_can_be_repeated_and_follows_names_not_places(selector: Selector)
     assert torch.equal(once, elsewhere[elsewhere >= 30] - 30)
 
 
-@pytest.mark.parametrize("scheme", [s for s in SCHEMES if s.scope == "layer"], ids=label)
+@pytest.mark.parametrize("scheme", [s for s in SAMPLE if s.scope == "layer"], ids=label)
 def test_random_state_is_left_alone(scheme: Scheme) -> None:
     crew = Crew(scheme)
     gradients = noise(2, crew.size, 0)

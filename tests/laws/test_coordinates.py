@@ -12,7 +12,7 @@ from sparsewire.indices import IndexCodec
 from sparsewire.segments import Segments
 from sparsewire.selectors import Selector
 
-from .cases import CPU, LAWFUL, SCOPES, SHAPES, draw, examples, label
+from .cases import CPU, LAWFUL, SCOPES, SHAPES, draw, examples, label, noise
 
 # ties, zeros and huge magnitudes included
 numbers = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.5, -1e30]) | st.floats(-10, 10, width=32)
@@ -51,12 +51,12 @@ def test_entries_withdrawn(
         assert all(piece.start <= index < piece.start + piece.length for index in real)
         if not isinstance(selector, sw.Threshold):
             assert len(real) == piece.count
-    real = indices < size
-    assert torch.equal(values[real], gradient[indices[real]])
-    assert not values[~real].any()
+    somewhere = indices < size
+    assert torch.equal(values[somewhere], gradient[indices[somewhere]])
+    assert not values[~somewhere].any()
     assert not after[indices].any()  # zero is left behind
     untouched = torch.ones(size, dtype=torch.bool)
-    untouched[indices[real]] = False
+    untouched[indices[somewhere]] = False
     assert torch.equal(after[:size][untouched], gradient[untouched])
 
 
@@ -87,7 +87,7 @@ def test_predictable_coordinates_are_those_withdrawn(selector: Selector) -> None
         with pytest.raises(NotImplementedError, match="depend on the gradient"):
             selector.coordinates(segments, draw(0), CPU)
         return
-    gradient, after = torch.randn(segments.size), torch.zeros(segments.size + 1)
+    (gradient,), after = noise(1, segments.size, 0), torch.zeros(segments.size + 1)
     for rank in range(3):
         withdrawn, _ = selector.withdraw(None, gradient, after, segments, draw(1, rank))
         assert torch.equal(withdrawn, selector.coordinates(segments, draw(1, rank), CPU))
@@ -97,7 +97,7 @@ def test_predictable_coordinates_are_those_withdrawn(selector: Selector) -> None
 @pytest.mark.parametrize("selector", examples("selectors"), ids=label)
 def test_index_codecs_bring_back_what_they_wrote(selector: Selector, codec: IndexCodec) -> None:
     segments = Segments.cut(SHAPES, selector, whole=None)
-    gradient, after = torch.randn(segments.size), torch.zeros(segments.size + 1)
+    (gradient,), after = noise(1, segments.size, 0), torch.zeros(segments.size + 1)
     indices, _ = selector.withdraw(None, gradient, after, segments, draw(0))
     data = codec.encode(indices, segments)
     assert (data.dtype, data.numel()) == (torch.uint8, codec.nbytes(segments))

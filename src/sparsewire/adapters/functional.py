@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from ..engine import Call, Exchange, Run, Unsound
 from ..errors import NonFiniteError, StateError
-from ..exchange import Call, Exchange, Run, Unsound
 from ..groups import Group, drive
 from ..groups.simulated import SimulatedGroup
 from ..ledger import Ledger, Remembered
@@ -23,14 +23,14 @@ from ..segments import Segments
 from ..selectors import Selector
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class State:
     """What a rank carries from step to step. `meter` keeps running totals."""
 
     scheme: AnyScheme
     step: int
     memory: Remembered
-    meter: Meter = field(default_factory=Meter, compare=False)
+    meter: Meter = field(default_factory=Meter)
 
 
 def init(scheme: AnyScheme | Selector | str, parameters: Mapping[str, Tensor]) -> State:
@@ -91,9 +91,10 @@ class _Job:
         self._segments: Segments = scheme.cut(shapes)
         dtype = _ledger_dtype(gradients.values())
         self._exchange = Exchange(scheme, self._segments, dtype)
-        self._flat = torch.cat(
-            [gradients[s.name].detach().reshape(-1).to(dtype) for s in self._segments.spans]
-        )
+        device = next((g.device for g in gradients.values()), None)
+        self._flat = torch.empty(self._segments.size, dtype=dtype, device=device)
+        for span, view in self._segments.views(self._flat):
+            view.view(span.shape).copy_(gradients[span.name].detach())
         self._call = Call(state.step, rank, size)
 
     def run(self) -> Run:

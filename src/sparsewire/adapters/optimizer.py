@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ..engine import Call, Exchange
 from ..errors import AttachError, NonFiniteError
-from ..exchange import Call, Exchange
 from ..groups import Alone, Group, drive
 from ..groups.distributed import DistributedGroup
 from ..ledger import Ledger
@@ -105,7 +105,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         rates = {}
         for group in self.param_groups:
             for parameter in group["params"]:
-                if id(parameter) in self._named and float(group["lr"]) != 0:
+                if id(parameter) not in self._named:
+                    continue
+                if float(group["lr"]) == 0:
+                    parameter.grad = None  # a rank's own gradient must not reach its momentum
+                else:
                     name, _ = self._named[id(parameter)]
                     rates[name] = (parameter, float(group["lr"]))
         return rates

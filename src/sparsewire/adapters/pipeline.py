@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 
+from ..engine import Call, Exchange, Unsound
 from ..errors import DisagreementError, NonFiniteError, SparsewireError
-from ..exchange import Call, Exchange, Unsound
 from ..groups import drive
 from ..groups.distributed import DistributedGroup
 from ..groups.worker import Promise, Worker

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from ..collectives import Request
-from ..exchange import Run, Unsound
+from ..engine import Run, Unsound
 from ..meter import Meter
 from .simulated import answer_all
 

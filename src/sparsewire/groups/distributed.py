@@ -18,6 +18,7 @@ from torch import Tensor
 from ..collectives import Gather, Reduce, Request, ordered_sum, share_size
 from ..errors import AttachError, ExchangeError
 from .rollcall import RollCall
+from .simulated import answer_all
 
 # Doubles that are free again. They are not destroyed: torch may give a new group the name of one
 # that is gone, and then finds the addresses of the old one in the store.
@@ -137,7 +138,7 @@ class DistributedGroup:
         home = request.payload.device
         payload = request.payload.to(self._device).contiguous()
         if self.size == 1:
-            return [payload] if isinstance(request, Gather) else payload.to(request.dtype)
+            return answer_all([request])[0]
         if isinstance(request, Gather):
             output = payload.new_empty(self.size * payload.numel())
             self._all_gather(output, payload)
@@ -153,7 +154,7 @@ class DistributedGroup:
         mine = torch.empty_like(shares)
         # as bytes, since not every backend carries every float type
         dist.all_to_all_single(mine.view(torch.uint8), shares.view(torch.uint8), group=self._double)
-        total = ordered_sum(list(mine.view(self.size, share)), request.dtype)
+        total = ordered_sum(list(mine.view(self.size, share)), request.dtype, request.scale)
         output = total.new_empty(self.size * share)
         self._all_gather(output.view(torch.uint8), total.view(torch.uint8))
         return output[:count]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..collectives import Gather, Reduce, Request, ordered_sum
+from ..engine import Run, Unsound
 from ..errors import DisagreementError, SchemeError
-from ..exchange import Run, Unsound
 from ..meter import Meter
 
 
@@ -51,5 +51,5 @@ def answer_all(requests: Sequence[Request]) -> list[Any]:
     if isinstance(first, Gather):
         return [payloads] * len(requests)
     assert isinstance(first, Reduce)
-    total = ordered_sum(payloads, first.dtype)
+    total = ordered_sum(payloads, first.dtype, first.scale)
     return [total] * len(requests)

@@ -23,6 +23,8 @@ from .scheme import Scheme
 from .segments import Segments
 from .selectors import Draw
 
+HUGE = 1e30  # gradients under this norm cannot overflow the memory in any number of steps
+
 
 @dataclass(frozen=True)
 class Call:
@@ -121,6 +123,8 @@ class Exchange:
             norms, unsound = self._inspect(gradient, meter)
             if unsound == FINE:
                 indices, values = self._withdraw(gradient, before, after, call)
+                if max(norms, default=0.0) > HUGE and not after[LEDGER].isfinite().all():
+                    unsound = norms.index(max(norms))  # the sum with the memory overflows
 
         header = self._header(call, unsound)
         answers = yield Gather(header.pack())
@@ -131,7 +135,7 @@ class Exchange:
             return Unsound(bad)
 
         if self.skips_unused:
-            used = yield Gather((norms != 0).to(torch.uint8))
+            used = yield Gather(self._used(gradient))
             self._leave_out(torch.stack(list(used)).amax(dim=0), indices, values, before, after)
 
         desk = _Desk(self, gradient, after[LEDGER], call, meter)
@@ -144,13 +148,16 @@ class Exchange:
             call.rank, call.step, call.bucket, scheme, layout, self.message_bytes, unsound
         )
 
-    def _inspect(self, gradient: Tensor, meter: Meter) -> tuple[Tensor, int]:
+    def _used(self, gradient: Tensor) -> Tensor:
+        """One byte per parameter: 1 if any of its gradient is not zero."""
+        return torch.stack([view.any() for _, view in self.segments.views(gradient)]).byte()
+
+    def _inspect(self, gradient: Tensor, meter: Meter) -> tuple[list[float], int]:
         """The norm of every parameter's gradient, and the first one that is not finite."""
         views = [view for _, view in self.segments.views(gradient)]
-        norms = torch.stack(torch._foreach_norm(views))
-        on_host = norms.tolist()
+        norms: list[float] = torch.stack(torch._foreach_norm(views)).tolist() if views else []
         unsound = FINE
-        for number, (span, norm) in enumerate(zip(self.segments.spans, on_host, strict=True)):
+        for number, (span, norm) in enumerate(zip(self.segments.spans, norms, strict=True)):
             meter.gradient_squares[span.name] = norm * norm
             # a norm can overflow where all numbers are finite, so look again before judging
             if not norm < float("inf") and unsound == FINE and not views[number].isfinite().all():

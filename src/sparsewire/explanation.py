@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from .exchange import Exchange
+from .engine import Exchange
 from .message import HEADER_BYTES
 from .report import dense_traffic, human_bytes
 from .scheme import AnyScheme, Scheme, Warmup, as_scheme

@@ -1,0 +1,68 @@
+"""Ranks as threads, for what holds a group of its own: `DistributedOptimizer` without processes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from sparsewire.collectives import Request
+from sparsewire.groups.simulated import answer_all
+
+Result = TypeVar("Result")
+PATIENCE = 20.0  # seconds; a rank that does not come fails the test
+
+
+@dataclass
+class _Table:
+    """Where requests are laid down and answers picked up."""
+
+    size: int
+    requests: dict[int, Request] = field(default_factory=dict)
+    answers: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.laid = threading.Barrier(self.size, self._answer, PATIENCE)
+        self.taken = threading.Barrier(self.size, timeout=PATIENCE)
+
+    def _answer(self) -> None:
+        self.answers = answer_all([self.requests[rank] for rank in range(self.size)])
+
+
+@dataclass
+class Seat:
+    """One rank's group."""
+
+    rank: int
+    size: int
+    table: _Table
+
+    def answer(self, request: Request) -> Any:
+        self.table.requests[self.rank] = request
+        self.table.laid.wait()
+        answer = self.table.answers[self.rank]
+        self.table.taken.wait()
+        return answer
+
+
+def together(size: int, work: Callable[[Seat], Result]) -> list[Result]:
+    """Run `work` on `size` ranks at once; their results in rank order."""
+    table = _Table(size)
+
+    def one(rank: int) -> Result:
+        try:
+            return work(Seat(rank, size, table))
+        except BaseException:
+            table.laid.abort()  # the others need not wait
+            table.taken.abort()
+            raise
+
+    with ThreadPoolExecutor(size) as pool:
+        futures = [pool.submit(one, rank) for rank in range(size)]
+    errors = [future.exception() for future in futures]
+    for error in errors:
+        if error is not None and not isinstance(error, threading.BrokenBarrierError):
+            raise error
+    return [future.result() for future in futures]

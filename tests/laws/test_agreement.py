@@ -1,0 +1,107 @@
+"""All ranks end with the same bits, and sending everything gives the plain mean."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import sparsewire as sw
+from sparsewire.collectives import ordered_sum
+from sparsewire.selectors import Sized
+
+from .cases import (
+    EPS,
+    SAMPLE,
+    SCOPES,
+    SHAPES,
+    WHOLE,
+    WORLDS,
+    Crew,
+    examples,
+    label,
+    noise,
+    within,
+)
+
+FULL = [
+    sw.Scheme(selector, collective=collective, scope=scope, whole=whole)
+    for kind in sw.FAMILIES["selectors"]
+    for selector in ([kind(1.0)] if issubclass(kind, Sized) else [kind()])
+    for collective in examples("collectives")
+    if selector.shared or not collective.adds
+    for scope, whole in zip(SCOPES, (None, WHOLE, 0), strict=True)
+]
+
+
+# the choice does not depend on the rank, by chance or by where its sample begins
+SYMMETRIC = [
+    scheme
+    for scheme in SAMPLE
+    if (scheme.selector.shared or not scheme.selector.predictable)
+    and getattr(scheme.selector, "sample", 1000) >= 1000
+]
+
+
+@pytest.mark.parametrize("scheme", SAMPLE, ids=label)
+def test_all_ranks_hold_the_same_bits(scheme: sw.Scheme) -> None:
+    crew = Crew(scheme, 3)
+    for step in range(2):
+        means = crew.exchange(noise(3, crew.size, step))
+        assert means[0].any()
+        assert all(torch.equal(mean, means[0]) for mean in means)
+
+
+@pytest.mark.parametrize("scheme", SYMMETRIC, ids=label)
+def test_order_of_ranks_only_moves_the_rounding(scheme: sw.Scheme) -> None:
+    there, back = Crew(scheme, 3), Crew(scheme, 3)
+    gradients = noise(3, there.size, 0)
+    total = torch.stack(gradients).double().abs().sum(dim=0)
+    mean = there.exchange(gradients)[0]
+    assert within(mean, back.exchange(gradients[::-1])[0], 4 * EPS * total)
+
+
+@pytest.mark.parametrize("scheme", FULL, ids=label)
+def test_sending_everything_gives_the_plain_mean(scheme: sw.Scheme) -> None:
+    for world in WORLDS:
+        crew = Crew(scheme, world)
+        for step in range(2):
+            gradients = noise(world, crew.size, step)
+            mean = crew.exchange(gradients)[0]
+            plain = ordered_sum(gradients, torch.float32) / world
+            total = torch.stack(gradients).double().abs().sum(dim=0)
+            assert within(mean, plain, 2 * EPS * total)
+            if world in (1, 2, 4):  # dividing does not round, so neither may anything else
+                assert torch.equal(mean, plain)
+        assert not crew.owed().any()
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_full_random_k_and_dense_are_the_same(world: int) -> None:
+    dense, full = (Crew(text, world) for text in ("Dense()", "Scheme(RandomK(1.0), whole=None)"))
+    gradients = noise(world, dense.size, 0)
+    assert torch.equal(dense.exchange(gradients)[0], full.exchange(gradients)[0])
+
+
+@pytest.mark.parametrize("selector", [s for s in examples("selectors") if s.shared], ids=label)
+@pytest.mark.parametrize("world", WORLDS)
+def test_both_collectives_agree(selector: sw.RandomK, world: int) -> None:
+    crews = [
+        Crew(sw.Scheme(selector, collective=collective, whole=WHOLE), world)
+        for collective in examples("collectives")
+    ]
+    for step in range(3):
+        gradients = noise(world, crews[0].size, step)
+        first, *others = (crew.exchange(gradients)[0] for crew in crews)
+        total = torch.stack(gradients).abs().sum(dim=0) * (step + 1)
+        bound = 2 * EPS * (total + first.abs().double())
+        assert all(within(other, first, bound) for other in others)
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_runs_can_be_repeated(scope: object) -> None:
+    def run() -> torch.Tensor:
+        scheme = sw.Scheme(sw.BlockRandomK(0.1), scope=scope, whole=WHOLE)  # type: ignore[arg-type]
+        crew = Crew(scheme, 3, SHAPES)
+        return torch.stack([crew.exchange(noise(3, crew.size, s))[0] for s in range(4)])
+
+    assert torch.equal(run(), run())

@@ -1,0 +1,144 @@
+"""`parse(repr(x)) == x`, for every part and for schemes put together at random."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import assume, given
+
+import sparsewire as sw
+from sparsewire.notation import read
+from sparsewire.values import ValueCodec
+
+from .cases import LAWFUL, examples, label
+
+NAMES = {kind.__name__: kind for family in sw.FAMILIES.values() for kind in family}
+PARTS = [part for family in sw.FAMILIES if family != "scheme" for part in examples(family)]
+
+ratios = st.floats(0, 1, exclude_min=True)
+ARGUMENTS: dict[str, st.SearchStrategy[Any]] = {
+    "sample": st.integers(100, 10**9),
+    "shared": st.booleans(),
+    "momentum": st.floats(0, 1, exclude_min=True, exclude_max=True),
+    "nesterov": st.booleans(),
+    "masking": st.booleans(),
+    "clip": st.none() | st.floats(1e-9, 1e9),
+}
+SIZES = st.fixed_dictionaries({"ratio": ratios}) | st.fixed_dictionaries(
+    {"count": st.integers(1, 10**9)}
+)
+
+
+def parts(family: str) -> st.SearchStrategy[Any]:
+    """Parts of a family with arguments at random, those that are left out included."""
+    return st.one_of([part(kind) for kind in sw.FAMILIES[family]])
+
+
+@st.composite
+def part(draw: st.DrawFn, kind: type) -> Any:
+    names = [field.name for field in fields(kind)]
+    chosen = draw(st.lists(st.sampled_from(names), unique=True)) if names else []
+    arguments = {name: draw(ARGUMENTS[name]) for name in chosen if name in ARGUMENTS}
+    return kind(**arguments, **(draw(SIZES) if "ratio" in chosen else {}))
+
+
+@st.composite
+def schemes(draw: st.DrawFn) -> sw.Scheme:
+    arguments = {
+        "values": parts("values"),
+        "indices": parts("indices"),
+        "memory": parts("memory"),
+        "collective": parts("collectives"),
+        "scope": st.sampled_from(["layer", "global"]) | st.integers(1, 10**6),
+        "whole": st.none() | st.integers(0, 10**6),
+        "seed": st.integers(-(2**70), 2**70),
+    }
+    chosen = draw(st.lists(st.sampled_from(sorted(arguments)), unique=True))
+    try:
+        return sw.Scheme(draw(parts("selectors")), **{n: draw(arguments[n]) for n in chosen})
+    except sw.SchemeError:
+        assume(False)
+        raise
+
+
+def test_every_argument_of_every_part_is_tried() -> None:
+    taken = {field.name for part in PARTS for field in fields(part)}
+    assert taken == {*ARGUMENTS, "ratio", "count"}
+
+
+@pytest.mark.parametrize("one", PARTS, ids=label)
+def test_parts(one: Any) -> None:
+    again = read(repr(one), NAMES)
+    assert (type(again), again) == (type(one), one)
+
+
+@given(scheme=schemes())
+@LAWFUL
+def test_schemes(scheme: sw.Scheme) -> None:
+    again = sw.parse(repr(scheme))
+    assert again == scheme
+    assert repr(again) == repr(scheme)
+    assert hash(again) == hash(scheme)
+
+
+@given(scheme=schemes(), steps=st.integers(1, 10**9), ease=st.booleans())
+@LAWFUL
+def test_warm_ups(scheme: sw.Scheme, steps: int, ease: bool) -> None:
+    has_ratio = getattr(scheme.selector, "ratio", None) is not None
+    warmup = sw.Warmup(scheme, steps=steps, ease=ease and has_ratio)
+    assert sw.parse(repr(warmup)) == warmup
+
+
+@given(scheme=schemes())
+@LAWFUL
+def test_text_is_python_source(scheme: sw.Scheme) -> None:
+    assert eval(repr(scheme), {name: getattr(sw, name) for name in NAMES}) == scheme
+
+
+@given(scheme=schemes())
+@LAWFUL
+def test_text_is_one_line_without_what_goes_without_saying(scheme: sw.Scheme) -> None:
+    text = repr(scheme)
+    assert "\n" not in text
+    assert len(text) < 300
+    assert "Float32()" not in text
+    assert "ErrorFeedback()" not in text
+    assert "scope='layer'" not in text
+    assert ("seed" in text) is (scheme.seed != 0)
+    # leaving out what is derived gives the same scheme
+    bare = sw.Scheme(
+        scheme.selector,
+        values=scheme.values,
+        memory=scheme.memory,
+        scope=scheme.scope,
+        whole=scheme.whole,
+        seed=scheme.seed,
+    )
+    assert ("indices=" in text) is (scheme.indices != bare.indices)
+
+
+bits = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=0, max_size=20)
+
+
+@pytest.mark.parametrize("codec", examples("values"), ids=label)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@given(numbers=bits)
+@LAWFUL
+def test_value_codecs(codec: ValueCodec, dtype: torch.dtype, numbers: list[float]) -> None:
+    """Exact where claimed, else the nearest number there is, and never infinite."""
+    values = torch.tensor(numbers, dtype=dtype)
+    again = codec.decode(codec.encode(values), dtype)
+    assert again.dtype == dtype
+    if codec.exact(dtype):
+        assert torch.equal(again, values)
+    limit = torch.finfo(codec.dtype)
+    assert again.isfinite().all()
+    nearest = values.clamp(limit.min, limit.max)
+    slack = limit.eps / 2 * nearest.abs() + limit.smallest_normal * limit.eps
+    assert ((again - nearest).abs() <= slack).all()
+    # writing again what was read changes nothing more
+    assert torch.equal(codec.decode(codec.encode(again), dtype), again)

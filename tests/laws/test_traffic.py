@@ -1,0 +1,82 @@
+"""Sent bytes = predicted bytes: on the meter, in the requests themselves, and in `explain`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import sparsewire as sw
+from sparsewire.collectives import Gather, Request
+from sparsewire.engine import Call
+from sparsewire.groups.simulated import answer_all
+from sparsewire.message import HEADER_BYTES
+from sparsewire.values import ValueCodec
+
+from .cases import SAMPLE, SHAPES, Crew, examples, label, noise
+
+
+def requests_of(crew: Crew) -> list[Request]:
+    """What rank 0 of a crew asks for in one exchange."""
+    engine = crew.engine
+    runs = []
+    for rank, gradient in enumerate(noise(crew.world, crew.size, 0)):
+        before, after = crew.ledgers[rank].open(0, engine.segments, crew.dtype, gradient.device)
+        call = Call(0, rank, crew.world)
+        runs.append(engine.run(gradient, before, after, call, crew.meters[rank]))
+    asked: list[Request] = []
+    answers: list[object] = [None] * crew.world
+    while True:
+        try:
+            requests = [run.send(answer) for run, answer in zip(runs, answers, strict=True)]
+        except StopIteration:
+            return asked
+        asked.append(requests[0])
+        answers = answer_all(requests)
+
+
+@pytest.mark.parametrize("scheme", SAMPLE, ids=label)
+def test_meter_engine_and_explanation_agree(scheme: sw.Scheme) -> None:
+    for world in (1, 2, 3):
+        crew = Crew(scheme, world)
+        crew.exchange(noise(world, crew.size, 0))
+        predicted = crew.engine.traffic(world)
+        assert sw.explain(scheme, SHAPES, world).sent_bytes == predicted
+        for meter in crew.meters:
+            assert meter.bytes_sent == meter.bytes_received == predicted
+        assert (predicted == 0) == (world == 1)
+
+
+@pytest.mark.parametrize("scheme", SAMPLE, ids=label)
+@pytest.mark.parametrize("skips_unused", [False, True])
+def test_requests_are_as_large_as_announced(scheme: sw.Scheme, skips_unused: bool) -> None:
+    crew = Crew(scheme, 3, skips_unused=skips_unused)
+    engine = crew.engine
+    header, *flags, payload = requests_of(crew)
+    assert header.payload.numel() == HEADER_BYTES
+    assert [flag.payload.numel() for flag in flags] == [len(SHAPES)] * skips_unused
+    width = payload.payload.dtype.itemsize
+    if isinstance(payload, Gather):
+        assert payload.payload.dtype == torch.uint8
+        assert payload.payload.numel() == engine.message_bytes
+    else:
+        assert payload.payload.numel() == engine.value_count
+        assert width * payload.payload.numel() == engine.value_bytes
+    total = sum(request.traffic(3) for request in (header, *flags, payload))
+    assert total == engine.traffic(3)
+
+
+@pytest.mark.parametrize("codec", examples("values"), ids=label)
+@pytest.mark.parametrize("count", [0, 1, 7, 100])
+def test_value_codecs_write_what_they_announce(codec: ValueCodec, count: int) -> None:
+    data = codec.encode(torch.ones(count))
+    assert (data.dtype, data.numel()) == (torch.uint8, codec.nbytes(count))
+
+
+def test_a_sparse_scheme_sends_less_than_a_dense_one() -> None:
+    """What it is all for: 1 % of a matrix with 4-byte indices is 50 times less."""
+    shapes = {"w": (1000, 1000)}
+    dense = sw.explain("Scheme(Dense(), collective=AllGather())", shapes, 4).sent_bytes
+    sparse = sw.explain("TopK(0.01)", shapes, 4).sent_bytes
+    assert dense / sparse == pytest.approx(50, rel=0.01)
+    blind = sw.explain("Scheme(RandomK(0.01), collective=AllGather())", shapes, 4).sent_bytes
+    assert sparse / blind == pytest.approx(2, rel=0.01)  # no index travels

@@ -1,0 +1,309 @@
+"""Who may import whom, what is public, and what an import needs."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import sparsewire as sw
+
+ROOT = Path(sw.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+PARTS = {"selectors", "values", "indices", "memory", "collectives"}
+
+# An area imports from lower levels only, and from itself where it is a folder.
+LEVELS = {
+    "errors": 0,
+    "notation": 1,
+    "meter": 1,
+    "segments": 1,
+    "kernels": 1,
+    **dict.fromkeys(PARTS, 2),
+    "message": 2,
+    "report": 2,
+    "scheme": 3,
+    "ledger": 3,
+    "engine": 4,
+    "groups": 5,
+    "explanation": 5,
+    "adapters": 6,
+    "tasks": 6,
+    "": 7,  # the package itself
+    "cli": 8,
+}
+NEIGHBOURS = {("segments", "kernels"), ("kernels", "segments")}  # they say the same in two ways
+
+
+def area_of(path: Path) -> str:
+    """The module or folder directly under the package; '' for its __init__."""
+    first = path.relative_to(ROOT).parts[0].removesuffix(".py")
+    return "" if first == "__init__" else first
+
+
+def imports(source: str, package: str) -> Iterator[tuple[str, bool]]:
+    """Full names of all that is imported, and whether the import is at the top level."""
+    tree = ast.parse(source)
+    top = set(tree.body)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node in top
+        elif isinstance(node, ast.ImportFrom):
+            base = package.rsplit(".", node.level - 1)[0] if node.level > 1 else package
+            module = ".".join(filter(None, [base if node.level else "", node.module]))
+            for alias in node.names:
+                yield f"{module}.{alias.name}", node in top
+
+
+def imports_of(path: Path) -> list[tuple[str, bool]]:
+    package = ".".join(("sparsewire", *path.relative_to(ROOT).parts[:-1]))
+    return list(imports(path.read_text(), package))
+
+
+def inner_areas(path: Path) -> set[str]:
+    """The package's areas that a file imports from."""
+    found = set()
+    for name, _ in imports_of(path):
+        package, _, rest = name.partition(".")
+        if package == "sparsewire":
+            first = rest.split(".")[0]
+            found.add(first if (ROOT / first).is_dir() or (ROOT / f"{first}.py").exists() else "")
+    return found
+
+
+def mentions(path: Path, *packages: str) -> bool:
+    """Whether a file imports one of these packages or anything in them."""
+    return any(
+        name == package or name.startswith(f"{package}.")
+        for name, _ in imports_of(path)
+        for package in packages
+    )
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def outside(*areas: str) -> list[Path]:
+    """The files of all other areas."""
+    return [path for path in FILES if area_of(path) not in areas]
+
+
+def short(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_import_reader() -> None:
+    source = """
+import a.b
+from c import d, e
+from . import f
+from .g import h
+from ..i import j
+def lazily():
+    import k
+"""
+    assert sorted(imports(source, "top.sub")) == [
+        ("a.b", True),
+        ("c.d", True),
+        ("c.e", True),
+        ("k", False),
+        ("top.i.j", True),
+        ("top.sub.f", True),
+        ("top.sub.g.h", True),
+    ]
+
+
+@pytest.mark.parametrize("path", FILES, ids=short)
+def test_imports_point_downwards(path: Path) -> None:
+    area = area_of(path)
+    for other in inner_areas(path) - {area}:
+        lower = LEVELS[other] < LEVELS[area]
+        assert lower or (area, other) in NEIGHBOURS, f"{area} may not import {other}"
+
+
+def test_every_module_has_its_level() -> None:
+    assert {area_of(path) for path in FILES} == set(LEVELS)
+
+
+@pytest.mark.parametrize("part", sorted(PARTS))
+def test_parts_never_import_each_other(part: str) -> None:
+    paths = [path for path in FILES if area_of(path) == part]
+    assert paths
+    for path in paths:
+        assert not inner_areas(path) & (PARTS - {part})
+
+
+def test_core_looks_as_the_design_says() -> None:
+    """The rules above would pass an empty file too; these arrows must be there."""
+    arrows = {
+        ("selectors", "kernels"),
+        ("scheme", "selectors"),
+        ("engine", "scheme"),
+        ("groups", "engine"),
+        ("adapters", "groups"),
+        ("cli", ""),
+    }
+    found = {(area_of(path), other) for path in FILES for other in inner_areas(path)}
+    assert arrows <= found
+
+
+@pytest.mark.parametrize("path", outside("groups", "adapters", "cli"), ids=short)
+def test_process_groups_only_at_the_edge(path: Path) -> None:
+    assert not mentions(
+        path, "torch.distributed", "torch._C._distributed_c10d", "torch.nn.parallel"
+    )
+    used = {ast.unparse(n) for n in ast.walk(tree_of(path)) if isinstance(n, ast.Attribute)}
+    assert not used & {"torch.distributed", "nn.parallel", "torch.nn.parallel"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=short)
+def test_fast_kernels_are_imported_late_and_only_in_kernels(path: Path) -> None:
+    for name, at_top in imports_of(path):
+        if name.split(".")[0] in ("numba", "triton"):
+            assert area_of(path) == "kernels"
+            assert not at_top
+
+
+@pytest.mark.parametrize("path", outside("cli"), ids=short)
+def test_packages_for_people_only_in_the_command_line(path: Path) -> None:
+    assert not mentions(path, "rich", "tyro", "matplotlib")
+
+
+@pytest.mark.parametrize("path", outside("cli", "tasks"), ids=short)
+def test_random_numbers_come_from_the_counter(path: Path) -> None:
+    calls = {ast.unparse(n.func) for n in ast.walk(tree_of(path)) if isinstance(n, ast.Call)}
+    drawing = {"manual_seed", "rand", "randn", "randint", "randperm", "bernoulli", "multinomial"}
+    assert not {call for call in calls if call.split(".")[-1] in drawing}
+    assert not mentions(path, "random", "numpy.random")
+
+
+@pytest.mark.parametrize("path", FILES, ids=short)
+def test_files_say_what_lives_in_them(path: Path) -> None:
+    assert ast.get_docstring(tree_of(path))
+
+
+PUBLIC = [
+    "FAMILIES",
+    "AllGather",
+    "AllReduce",
+    "Alone",
+    "AttachError",
+    "BFloat16",
+    "BlockRandomK",
+    "Dense",
+    "DisagreementError",
+    "DistributedGroup",
+    "DistributedOptimizer",
+    "ErrorFeedback",
+    "ExchangeError",
+    "Explanation",
+    "Float16",
+    "Float32",
+    "Implied",
+    "Int32",
+    "MomentumCorrection",
+    "NoMemory",
+    "NonFiniteError",
+    "RandomK",
+    "Report",
+    "Scheme",
+    "SchemeError",
+    "Segments",
+    "SimulatedGroup",
+    "SparsewireError",
+    "State",
+    "StateError",
+    "Threshold",
+    "TopK",
+    "Warmup",
+    "Wire",
+    "attach",
+    "exchange",
+    "explain",
+    "init",
+    "parse",
+    "simulate",
+]
+
+
+def test_public_names_are_these() -> None:
+    """Pinned: a name that is added or taken away is a promise made or broken."""
+    assert sw.__all__ == PUBLIC
+
+
+def test_public_names_are_sorted() -> None:
+    def place(name: str) -> tuple[int, str]:
+        return (0 if name.isupper() else 1 if name[0].isupper() else 2), name
+
+    assert sorted(sw.__all__, key=place) == sw.__all__
+
+
+@pytest.mark.parametrize("name", sw.__all__)
+def test_public_names_exist_and_are_documented(name: str) -> None:
+    thing = getattr(sw, name)
+    assert thing.__doc__
+    if isinstance(thing, type):
+        doc = thing.__dict__.get("__doc__")
+        assert doc, f"{name} inherits its docstring"
+        assert not doc.startswith(f"{name}("), f"{name} has the docstring of a dataclass"
+
+
+def test_nothing_else_is_public() -> None:
+    for name in sw.__all__:
+        getattr(sw, name)  # names are loaded when first used
+    ours = {
+        name
+        for name, thing in vars(sw).items()
+        if not name.startswith("_") and getattr(thing, "__module__", "").startswith("sparsewire")
+    }
+    assert ours == {*sw.__all__} - {"FAMILIES"}
+    assert set(dir(sw)) >= set(sw.__all__)
+    with pytest.raises(AttributeError, match="sparsewire has no 'TopQ'"):
+        sw.TopQ  # noqa: B018
+
+
+def test_type_checkers_see_every_public_name() -> None:
+    """They do not run the package's `__getattr__`, so the names are imported for them as well."""
+    shown = {name.rsplit(".", 1)[-1] for name, _ in imports_of(ROOT / "__init__.py")}
+    assert set(sw.__all__) <= shown
+
+
+def test_every_part_is_public() -> None:
+    parts = {kind.__name__ for family in sw.FAMILIES.values() for kind in family}
+    assert parts <= set(sw.__all__)
+
+
+def test_every_error_derives_from_one() -> None:
+    errors = [getattr(sw, name) for name in sw.__all__ if name.endswith("Error")]
+    assert len(errors) == 7
+    assert all(issubclass(error, sw.SparsewireError) for error in errors)
+
+
+BLOCKED = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"rich", "tyro", "matplotlib", "numba", "triton"}:
+            raise ModuleNotFoundError(f"{name} is blocked", name=name)
+
+sys.meta_path.insert(0, Blocker())
+import sparsewire as sw
+assert "torch" not in sys.modules, "torch is loaded before it is needed"
+for name in sw.__all__:
+    getattr(sw, name)
+print(sw.parse("TopK(0.01)"))
+"""
+
+
+def test_import_needs_only_torch_and_numpy() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", BLOCKED], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert found.stdout == "Scheme(TopK(0.01))\n", found.stderr

@@ -1,0 +1,118 @@
+"""Collectives: who is added to whom, in which order, and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+from torch import Tensor
+
+import sparsewire as sw
+from sparsewire.collectives import (
+    Collective,
+    Gather,
+    Reduce,
+    gather_traffic,
+    ordered_sum,
+    reduce_traffic,
+    share_size,
+)
+from sparsewire.groups.simulated import answer_all
+
+from .laws.cases import LAWFUL, examples, label
+
+
+@dataclass
+class Notebook:
+    """A desk that writes down what it is handed."""
+
+    share: float
+    added: list[tuple[list[int], list[float]]] = field(default_factory=list)
+
+    def write(self, indices: Tensor, values: Tensor) -> Tensor:
+        return torch.cat([indices.to(torch.float32), values]).view(torch.uint8)
+
+    def read(self, message: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+        numbers = message.view(torch.float32)
+        half = numbers.numel() // 2
+        return numbers[:half].long(), numbers[half:]
+
+    def narrow(self, indices: Tensor, values: Tensor) -> Tensor:
+        return values.to(torch.bfloat16)
+
+    def add(self, indices: Tensor, values: Tensor) -> None:
+        self.added.append((indices.tolist(), values.tolist()))
+
+
+def meet(collective: Collective, entries: list[tuple[list[int], list[float]]]) -> list[Notebook]:
+    """Let every rank bring its entries; what each of them was handed."""
+    desks = [Notebook(1 / len(entries)) for _ in entries]
+    talks = [
+        collective.meet(torch.tensor(indices), torch.tensor(values), desk)
+        for (indices, values), desk in zip(entries, desks, strict=True)
+    ]
+    requests = [next(talk) for talk in talks]
+    for talk, answer in zip(talks, answer_all(requests), strict=True):
+        with pytest.raises(StopIteration):
+            talk.send(answer)
+    return desks
+
+
+def test_all_gather_adds_every_message_in_rank_order() -> None:
+    for desk in meet(sw.AllGather(), [([0, 2], [4.0, 8.0]), ([1, 2], [6.0, 2.0])]):
+        assert desk.added == [([0, 2], [2.0, 4.0]), ([1, 2], [3.0, 1.0])]
+
+
+def test_all_reduce_adds_on_the_way_in_the_ledgers_type() -> None:
+    """257 is no bfloat16, the sum of two is: values travel narrow and are added wide."""
+    for desk in meet(sw.AllReduce(), [([0, 2], [256.0, 8.0]), ([0, 2], [1.0, 2.0])]):
+        assert desk.added == [([0, 2], [128.5, 5.0])]
+
+
+@pytest.mark.parametrize("collective", examples("collectives"), ids=label)
+def test_every_rank_is_handed_the_same(collective: Collective) -> None:
+    entries = [([0, 1, 5], [0.1 * rank, 0.7, -rank / 3]) for rank in range(5)]
+    first, *others = meet(collective, entries)
+    assert all(other.added == first.added for other in others)
+
+
+def test_sums_run_in_rank_order() -> None:
+    parts = [torch.tensor([x]) for x in (1e8, 1.0, -1e8)]
+    assert ordered_sum(parts, torch.float32).tolist() == [0.0]
+    assert ordered_sum([parts[0], parts[2], parts[1]], torch.float32).tolist() == [1.0]
+    assert ordered_sum(parts, torch.float64).tolist() == [1.0]
+
+
+def test_sums_leave_their_parts_alone() -> None:
+    parts = [torch.ones(2), torch.ones(2)]
+    assert ordered_sum(parts, torch.float32).tolist() == [2, 2]
+    assert parts[0].tolist() == [1, 1]
+
+
+@given(st.integers(0, 10**9), st.integers(1, 1000))
+@LAWFUL
+def test_shares_cover_all_values(count: int, world: int) -> None:
+    share = share_size(count, world)
+    assert share * world >= count
+    assert (share - 1) * world < count or share == 0
+
+
+@pytest.mark.parametrize(
+    ("count", "world", "share"), [(0, 4, 0), (1, 4, 1), (4, 4, 1), (5, 4, 2), (9, 1, 9)]
+)
+def test_shares_are_rounded_up(count: int, world: int, share: int) -> None:
+    assert share_size(count, world) == share
+
+
+def test_traffic() -> None:
+    assert [gather_traffic(100, world) for world in (1, 2, 4)] == [0, 100, 300]
+    # each of 4 ranks sends 3 shares of 25 narrow values, then its sum to 3 others
+    assert reduce_traffic(100, 2, 4, 4) == 3 * 25 * 2 + 3 * 25 * 4
+    assert reduce_traffic(100, 2, 4, 1) == 0
+    assert Gather(torch.zeros(100, dtype=torch.uint8)).traffic(4) == 300
+    assert Reduce(torch.zeros(100, dtype=torch.bfloat16), torch.float32).traffic(4) == 450
+    assert sw.AllGather().traffic(100, 7, 2, 4, 4) == 300
+    assert sw.AllReduce().traffic(7, 100, 2, 4, 4) == 450

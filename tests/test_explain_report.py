@@ -1,0 +1,206 @@
+"""What a scheme will send, what a run has sent, and both as text."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+import sparsewire as sw
+from sparsewire.ledger import Ledger
+from sparsewire.message import HEADER_BYTES
+from sparsewire.meter import STAGES, Meter
+from sparsewire.report import Report, dense_traffic, human_bytes
+
+from .laws.cases import CPU, Crew, noise
+
+SHAPES = {"w": (1000, 1000), "b": (1000,)}
+
+
+def test_explanation_of_top_k() -> None:
+    found = sw.explain("Scheme(TopK(0.01), values=BFloat16())", SHAPES, 4)
+    assert found.scheme == "Scheme(TopK(0.01), values=BFloat16())"
+    assert (found.workers, found.parameters) == (4, 1_001_000)
+    assert (found.selected, found.whole) == (10_000, 1_000)
+    assert (found.index_bytes, found.value_bytes) == (40_000, 22_000)
+    assert found.padding_bytes == 0
+    assert found.sent_bytes == 3 * (HEADER_BYTES + 62_000)
+    assert found.dense_float32_bytes == 2 * 4 * 1_001_000 * 3 // 4
+    assert found.dense_bfloat16_bytes == 2 * 2 * 1_001_000 * 3 // 4
+
+
+@pytest.mark.parametrize(
+    ("text", "collective", "why"),
+    [
+        ("TopK(0.01)", "AllGather()", "depend on each rank's gradient"),
+        ("RandomK(0.01)", "AllReduce()", "the same coordinates with RandomK"),
+        ("BlockRandomK(0.01)", "AllGather()", "draws its own coordinates with BlockRandomK"),
+        ("Scheme(RandomK(0.01), collective=AllGather())", "AllGather()", "as asked; "),
+        ("Dense()", "AllReduce()", "the same coordinates with Dense"),
+    ],
+)
+def test_explanation_says_why(text: str, collective: str, why: str) -> None:
+    found = sw.explain(text, SHAPES, 2)
+    assert found.collective == collective
+    assert why in found.why
+    assert f"  collective   {collective}: {found.why}" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("TopK(0.01)", ""),
+        ("Warmup(TopK(0.01), steps=70)", "dense for 70 steps; sizes above are those after"),
+        ("Warmup(TopK(0.01), steps=70, ease=True)", "eased in over 70 steps"),
+    ],
+)
+def test_explanation_of_a_warm_up(text: str, words: str) -> None:
+    found = sw.explain(text, SHAPES, 2)
+    assert words in found.warmup
+    assert ("warm-up" in str(found)) is bool(words)
+    assert found.sent_bytes == sw.explain("TopK(0.01)", SHAPES, 2).sent_bytes
+
+
+def test_explanation_as_text() -> None:
+    text = str(sw.explain(sw.Scheme(sw.TopK(0.01)), SHAPES, 4))
+    assert text.splitlines()[0] == "Scheme(TopK(0.01))"
+    assert "10,000 selected + 1,000 whole of 1,001,000 values (1.10 %)" in text
+    assert "84.1 kB = header 56 B + indices 40.0 kB + values 44.0 kB" in text
+    assert "each of 4 workers" in text
+    assert "6.0 MB in float32 (23.8x less), 3.0 MB in bfloat16 (11.9x less)" in text
+
+
+@pytest.mark.parametrize("shapes", [{}, {"x": (0, 3)}, SHAPES])
+def test_explanation_of_nothing_and_of_one_worker(shapes: dict[str, tuple[int, ...]]) -> None:
+    found = sw.explain("TopK(0.01)", shapes, 1)
+    assert found.sent_bytes == 0
+    assert "nothing is sent" in str(found)
+
+
+def test_explanation_is_json() -> None:
+    found = sw.explain("TopK(0.01)", SHAPES, 4)
+    again = json.loads(json.dumps(found.to_dict()))
+    assert again == found.to_dict()
+    assert again["sent_bytes"] == found.sent_bytes
+
+
+@pytest.mark.parametrize("memory", ["ErrorFeedback()", "MomentumCorrection()", "NoMemory()"])
+def test_explained_memory_is_what_a_ledger_takes(memory: str) -> None:
+    scheme = sw.parse(f"Scheme(TopK(0.01), memory={memory})").at(0)
+    segments = scheme.cut(SHAPES)
+    opened = Ledger(scheme.memory.fields, SHAPES).open(0, segments, torch.float32, CPU)
+    values = sum(tensor.numel() - 1 for tensors in opened for tensor in tensors.values())
+    assert sw.explain(scheme, SHAPES, 2).memory_bytes == 4 * values
+
+
+@pytest.mark.parametrize(
+    ("values", "world", "width", "expected"),
+    [(100, 1, 4, 0), (100, 2, 4, 400), (100, 4, 4, 600), (100, 4, 2, 300), (1, 3, 4, 6)],
+)
+def test_dense_traffic(values: int, world: int, width: int, expected: int) -> None:
+    assert dense_traffic(values, world, width) == expected
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1, "1 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (1234, "1.2 kB"),
+        (999_900, "999.9 kB"),
+        (1_000_000, "1.0 MB"),
+        (1_234_567, "1.2 MB"),
+        (5.6e9, "5.6 GB"),
+        (5.6e13, "56000.0 GB"),
+    ],
+)
+def test_human_bytes(count: float, text: str) -> None:
+    assert human_bytes(count) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(999.7, "1.0 kB"), (999_960, "1.0 MB")])
+def test_human_bytes_just_below_a_unit(count: float, text: str) -> None:
+    assert human_bytes(count) == text
+
+
+def test_report_of_a_run() -> None:
+    scheme = sw.Scheme(sw.TopK(0.1), whole=64)
+    crew = Crew(scheme, 4)
+    for step in range(3):
+        crew.exchange(noise(4, crew.size, step))
+        crew.meters[0].steps += 1
+        crew.meters[0].values += crew.size
+    squares = crew.ledgers[0].squares()
+    report = Report.of(repr(scheme), crew.meters[0], 4, squares, layers=True)
+    assert report.bytes_sent == report.bytes_received == 3 * crew.engine.traffic(4)
+    assert report.dense_bytes == dense_traffic(3 * crew.size, 4, 4)
+    assert report.reduction == report.dense_bytes / report.bytes_sent
+    assert report.memory_norm == pytest.approx(float(crew.remembered(0).norm()))
+    names = [name for name, _, _ in report.layers]
+    assert sorted(names) == sorted(crew.shapes)
+    total = math.sqrt(sum(memory**2 for _, memory, _ in report.layers))
+    assert total == pytest.approx(report.memory_norm)
+
+
+def make_report(**changes: object) -> Report:
+    meter = Meter(steps=2, bytes_sent=4000, bytes_received=4000, values=10_000)
+    for name, value in changes.items():
+        setattr(meter, name, value)
+    meter.gradient_squares = {"w": 9.0, "b": 16.0}
+    return Report.of("Scheme(TopK(0.01))", meter, 2, {"w": 4.0}, layers=bool(changes))
+
+
+def test_stats_are_flat_numbers() -> None:
+    stats = make_report().stats()
+    assert list(stats) == [
+        "steps",
+        "skipped",
+        "bytes_sent",
+        "bytes_received",
+        "dense_bytes",
+        "reduction",
+        *(f"seconds_{stage}" for stage in STAGES),
+        "memory_norm",
+        "gradient_norm",
+    ]
+    assert all(isinstance(value, (int, float)) for value in stats.values())
+    assert (stats["memory_norm"], stats["gradient_norm"]) == (2.0, 5.0)
+    assert stats["reduction"] == 10.0
+
+
+def test_report_as_text() -> None:
+    text = str(make_report())
+    assert text.splitlines()[0] == "Scheme(TopK(0.01)) on 2 ranks, 2 steps"
+    assert "sent per step      2.0 kB, received 2.0 kB" in text
+    assert "10.0x less than float32, 5.0x less than bfloat16" in text
+    assert "memory / gradient  2 / 5 (norms)" in text
+    assert "parameter" not in text
+
+
+def test_report_by_layer_and_with_skipped_steps() -> None:
+    lines = str(make_report(skipped=2)).splitlines()
+    assert lines[0].endswith("2 steps, 2 skipped")
+    assert "sent per step      1.0 kB" in lines[1]
+    assert [line.split() for line in lines[-3:]] == [
+        ["parameter", "memory", "gradient"],
+        ["w", "2", "3"],
+        ["b", "0", "4"],
+    ]
+
+
+def test_report_before_the_first_step() -> None:
+    report = Report.of("Scheme(TopK(0.01))", Meter(), 2, {}, layers=True)
+    assert report.reduction == 1.0
+    assert "0 steps" in str(report)
+    assert report.stats()["memory_norm"] == 0
+
+
+def test_report_with_norms_that_overflowed() -> None:
+    meter = Meter(gradient_squares={"w": math.inf})
+    report = Report.of("Scheme(TopK(0.01))", meter, 2, {}, layers=True)
+    assert report.gradient_norm == math.inf
+    assert "inf" in str(report)

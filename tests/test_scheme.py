@@ -1,0 +1,266 @@
+"""Schemes: what is derived, what is refused and how, and warm-ups."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+import sparsewire as sw
+from sparsewire.scheme import as_scheme
+from sparsewire.values import Float32, ValueCodec
+
+from .laws.cases import LAWFUL, examples
+
+
+class NotLinear(Float32):
+    """A codec whose messages cannot be added; none of today's is like that."""
+
+    linear = False
+
+
+@pytest.mark.parametrize(
+    ("text", "indices", "collective"),
+    [
+        ("TopK(0.01)", sw.Int32(), sw.AllGather()),
+        ("Threshold(0.01)", sw.Int32(), sw.AllGather()),
+        ("RandomK(0.01)", sw.Implied(), sw.AllReduce()),
+        ("RandomK(0.01, shared=False)", sw.Implied(), sw.AllGather()),
+        ("BlockRandomK(0.01)", sw.Implied(), sw.AllGather()),
+        ("BlockRandomK(0.01, shared=True)", sw.Implied(), sw.AllReduce()),
+        ("Dense()", sw.Implied(), sw.AllReduce()),
+        ("Scheme(RandomK(0.01), indices=Int32())", sw.Int32(), sw.AllGather()),
+        ("Scheme(RandomK(0.01), values=Float16())", sw.Implied(), sw.AllReduce()),
+    ],
+)
+def test_indices_and_collective_are_derived(text: str, indices: object, collective: object) -> None:
+    scheme = sw.parse(text)
+    assert isinstance(scheme, sw.Scheme)
+    assert (scheme.indices, scheme.collective) == (indices, collective)
+
+
+def test_values_that_cannot_be_added_are_gathered() -> None:
+    scheme = sw.Scheme(sw.RandomK(0.01), values=NotLinear())
+    assert scheme.collective == sw.AllGather()
+
+
+def test_defaults() -> None:
+    scheme = sw.Scheme(sw.TopK(0.01))
+    assert scheme.values == sw.Float32()
+    assert scheme.memory == sw.ErrorFeedback()
+    assert (scheme.scope, scheme.whole, scheme.seed) == ("layer", 1024, 0)
+
+
+def test_every_combination_is_built_or_refused_with_a_remedy() -> None:
+    built = 0
+    for parts in itertools.product(
+        *(examples(family) for family in ("selectors", "values", "indices", "collectives"))
+    ):
+        selector, values, indices, collective = parts
+        try:
+            sw.Scheme(selector, values=values, indices=indices, collective=collective)
+            built += 1
+        except sw.SchemeError as refusal:
+            text = str(refusal)
+            assert "write" in text or "leave" in text, text
+            assert " cannot go by " in text or " needs its indices sent" in text, text
+    assert built
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    (
+        {"selector": sw.TopK(0.01), "collective": sw.AllReduce()},
+        "ranks pick different coordinates",
+        "collective=AllGather(), or RandomK(…)",
+    ),
+    (
+        {"selector": sw.BlockRandomK(0.01), "collective": sw.AllReduce()},
+        "ranks pick different coordinates",
+        "BlockRandomK(…, shared=True)",
+    ),
+    (
+        {"selector": sw.RandomK(0.01), "values": NotLinear(), "collective": sw.AllReduce()},
+        "its messages cannot be added",
+        "collective=AllGather(), or values=Float32()",
+    ),
+    (
+        {"selector": sw.RandomK(0.01), "indices": sw.Int32(), "collective": sw.AllReduce()},
+        "indices cannot be added",
+        "leave indices out",
+    ),
+    (
+        {"selector": sw.TopK(0.01), "indices": sw.Implied()},
+        "they depend on the gradient",
+        "write indices=Int32() or leave indices out",
+    ),
+    (
+        {"selector": sw.TopK(0.01), "scope": "layers"},
+        "scope='layers' is unknown",
+        "did you mean layer?",
+    ),
+    (
+        {"selector": sw.TopK(0.01), "scope": "zzzz"},
+        "scope='zzzz' is unknown",
+        "there are: global, layer Or a chunk length, as scope=4096",
+    ),
+    ({"selector": sw.TopK(0.01), "scope": 0}, "makes no sense", "'layer', 'global', or the length"),
+    ({"selector": sw.TopK(0.01), "scope": -5}, "makes no sense", "the length of chunks"),
+    ({"selector": sw.TopK(0.01), "scope": 1.5}, "makes no sense", "the length of chunks"),
+    ({"selector": sw.TopK(0.01), "scope": True}, "makes no sense", "the length of chunks"),
+    ({"selector": sw.TopK(0.01), "scope": None}, "makes no sense", "the length of chunks"),
+    ({"selector": sw.TopK(0.01), "whole": -1}, "makes no sense", "or None to sparsify all"),
+    ({"selector": sw.TopK(0.01), "whole": 1.0}, "makes no sense", "or None to sparsify all"),
+    ({"selector": sw.TopK(0.01), "whole": False}, "makes no sense", "or None to sparsify all"),
+    ({"selector": sw.TopK(0.01), "seed": 1.0}, "makes no sense", "a whole number"),
+    ({"selector": sw.TopK(0.01), "seed": "x"}, "makes no sense", "a whole number"),
+    ({"selector": sw.TopK}, "first argument", "TopK(), Threshold(), RandomK()"),
+    ({"selector": "TopK(0.01)"}, "first argument", "TopK(), Threshold(), RandomK()"),
+    ({"selector": sw.Scheme(sw.TopK())}, "first argument", "TopK(), Threshold(), RandomK()"),
+    ({"selector": sw.TopK(), "values": sw.Int32()}, "values=", "Float32(), BFloat16(), Float16()"),
+    ({"selector": sw.TopK(), "values": None}, "values=", "Float32(), BFloat16(), Float16()"),
+    ({"selector": sw.TopK(), "memory": None}, "memory=", "ErrorFeedback(), Momentum"),
+    ({"selector": sw.TopK(), "indices": sw.TopK()}, "indices=", "Int32(), Implied()"),
+    ({"selector": sw.TopK(), "collective": "x"}, "collective=", "AllGather(), AllReduce()"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "reason", "remedy"), REFUSED)
+def test_refusals_give_reason_and_remedy(
+    arguments: dict[str, Any], reason: str, remedy: str
+) -> None:
+    with pytest.raises(sw.SchemeError) as refusal:
+        sw.Scheme(**arguments)
+    assert reason in str(refusal.value)
+    assert remedy in str(refusal.value)
+
+
+def test_refusals_are_errors_of_value_too() -> None:
+    with pytest.raises(ValueError, match="makes no sense"):
+        sw.TopK(2.0)
+
+
+def test_scheme_is_the_same_at_all_steps() -> None:
+    scheme = sw.Scheme(sw.TopK(0.01))
+    assert scheme.at(0) is scheme.at(10**9) is scheme
+
+
+def test_cut_uses_scope_and_whole() -> None:
+    shapes = {"w": (10, 10), "b": (10,)}
+    cut = sw.Scheme(sw.TopK(0.1), scope="global", whole=None).cut(shapes)
+    assert [(piece.name, piece.length) for piece in cut.pieces] == [("*", 110)]
+    assert sw.Scheme(sw.TopK(0.1)).cut(shapes).pieces == ()
+
+
+@pytest.mark.parametrize(
+    "given", [sw.TopK(0.1), "TopK(0.1)", sw.Scheme(sw.TopK(0.1)), "Scheme(TopK(0.1))"]
+)
+def test_as_scheme(given: object) -> None:
+    assert as_scheme(given) == sw.Scheme(sw.TopK(0.1))
+
+
+@pytest.mark.parametrize("given", [None, 0.01, sw.Float32(), sw.TopK])
+def test_as_scheme_refuses_the_rest(given: object) -> None:
+    with pytest.raises(sw.SchemeError, match=r"is no scheme: write a selector such as TopK"):
+        as_scheme(given)
+
+
+class TestWarmup:
+    """Dense for a while, or eased in."""
+
+    def test_wraps_selectors_and_schemes(self) -> None:
+        assert sw.Warmup(sw.TopK(0.1)) == sw.Warmup(sw.Scheme(sw.TopK(0.1)))
+        assert (sw.Warmup(sw.TopK(0.1)).steps, sw.Warmup(sw.TopK(0.1)).ease) == (1000, False)
+
+    def test_boundaries(self) -> None:
+        scheme = sw.Scheme(sw.TopK(0.1))
+        warmup = sw.Warmup(scheme, steps=10)
+        assert [warmup.at(step).selector for step in (0, 9)] == [sw.Dense()] * 2
+        assert warmup.at(10) is scheme
+        assert warmup.at(10**9) is scheme
+
+    def test_dense_part_keeps_what_it_can(self) -> None:
+        scheme = sw.Scheme(
+            sw.TopK(0.1),
+            values=sw.BFloat16(),
+            memory=sw.MomentumCorrection(0.5),
+            scope="global",
+            whole=7,
+            seed=3,
+        )
+        warmup = sw.Warmup(scheme, steps=10)
+        assert warmup.at(0) == replace(
+            scheme, selector=sw.Dense(), indices=sw.Implied(), collective=sw.AllReduce()
+        )
+        assert (warmup.memory, warmup.scope) == (scheme.memory, scheme.scope)
+
+    def test_dense_part_sends_plain_values_where_others_cannot_be_added(self) -> None:
+        codec: ValueCodec = NotLinear()
+        warmup = sw.Warmup(sw.Scheme(sw.TopK(0.1), values=codec), steps=10)
+        assert warmup.at(0).values == sw.Float32()
+        assert warmup.at(10).values is codec
+
+    @pytest.mark.parametrize("steps", [1, 2, 1000])
+    def test_ease_formula(self, steps: int) -> None:
+        """At step t the share R^(steps/(1+t)) is dropped."""
+        warmup = sw.Warmup(sw.TopK(0.01), steps=steps, ease=True)
+        for step in {0, steps // 2, steps - 1}:
+            selector = warmup.at(step).selector
+            assert isinstance(selector, sw.TopK)
+            dropped = 0.99 ** (steps / (1 + step))
+            assert selector.ratio == pytest.approx(1 - dropped, rel=1e-12)
+        assert warmup.at(steps).selector == sw.TopK(0.01)
+
+    @given(st.floats(1e-9, 1.0), st.integers(1, 3000))
+    @LAWFUL
+    def test_eased_ratio_falls_to_the_target(self, ratio: float, steps: int) -> None:
+        warmup = sw.Warmup(sw.RandomK(ratio), steps=steps, ease=True)
+        ratios = [
+            warmup.at(step).selector.ratio  # type: ignore[attr-defined]
+            for step in sorted({0, steps // 3, steps - 1, steps})
+        ]
+        assert all(now * (1 + 1e-6) >= later for now, later in itertools.pairwise(ratios))
+        assert ratios[-2] == pytest.approx(ratio, rel=1e-6)
+
+    def test_eased_scheme_keeps_all_else(self) -> None:
+        scheme = sw.Scheme(
+            sw.RandomK(0.1, shared=True),
+            values=sw.Float16(),
+            collective=sw.AllGather(),
+            memory=sw.MomentumCorrection(0.5),
+            scope=100,
+            whole=7,
+            seed=3,
+        )
+        eased = sw.Warmup(scheme, steps=10, ease=True).at(3)
+        assert eased.selector != scheme.selector
+        assert replace(eased, selector=scheme.selector) == scheme
+
+    def test_tiny_ratios_can_be_eased_in(self) -> None:
+        assert sw.Warmup(sw.TopK(1e-17), steps=10, ease=True).at(5)
+
+    @pytest.mark.parametrize("steps", [0, -1, 1.5, True, "many"])
+    def test_steps_must_be_a_number(self, steps: object) -> None:
+        with pytest.raises(sw.SchemeError, match="whole number of at least 1"):
+            sw.Warmup(sw.TopK(0.1), steps=steps)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("inner", [None, "TopK(0.1)", sw.Warmup(sw.TopK(0.1)), sw.TopK])
+    def test_wraps_nothing_else(self, inner: object) -> None:
+        with pytest.raises(sw.SchemeError, match=r"Warmup\(TopK\(0\.01\), steps=1000\)"):
+            sw.Warmup(inner)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("selector", [sw.Dense(), sw.TopK(count=5)], ids=repr)
+    def test_without_a_ratio_nothing_can_be_eased_in(self, selector: Any) -> None:
+        with pytest.raises(sw.SchemeError, match="since it has none; write a ratio such as"):
+            sw.Warmup(selector, ease=True)
+        assert sw.Warmup(selector).at(0).selector == sw.Dense()
+
+
+def test_families_name_every_part_once() -> None:
+    kinds = [kind for family in sw.FAMILIES.values() for kind in family]
+    assert len(kinds) == len(set(kinds)) == len({kind.__name__ for kind in kinds})
+    assert all(getattr(sw, kind.__name__) is kind for kind in kinds)
+    assert all(kind.__doc__ for kind in kinds)

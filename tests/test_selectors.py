@@ -1,0 +1,140 @@
+"""Selectors: how many are sent, what is refused, and who shares what."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+import sparsewire as sw
+from sparsewire.selectors import Draw, Selector, Sized
+
+from .laws.cases import LAWFUL, examples, label
+
+SIZED = [kind for kind in sw.FAMILIES["selectors"] if issubclass(kind, Sized)]
+
+
+@pytest.mark.parametrize("kind", SIZED)
+@pytest.mark.parametrize(
+    ("ratio", "length", "entries"),
+    [
+        (0.01, 1, 1),
+        (0.01, 99, 1),
+        (0.01, 100, 1),
+        (0.01, 101, 2),  # rounded up
+        (0.07, 100, 7),  # though 0.07 * 100 is a hair above 7
+        (0.29, 100, 29),
+        (0.1, 30, 3),
+        (1 / 3, 3, 1),
+        (0.999, 10, 10),
+        (1.0, 10, 10),
+        (1e-9, 1000, 1),
+    ],
+)
+def test_ratio_is_rounded_up(kind: type[Sized], ratio: float, length: int, entries: int) -> None:
+    assert kind(ratio).entries(length) == entries
+
+
+@given(st.integers(1, 1000), st.integers(1, 10**9))
+@LAWFUL
+def test_entries_are_the_exact_ceiling(thousandths: int, length: int) -> None:
+    exact = math.ceil(Fraction(thousandths, 1000) * length)
+    assert sw.TopK(thousandths / 1000).entries(length) == exact
+
+
+@pytest.mark.parametrize("kind", SIZED)
+def test_count_is_at_most_the_length(kind: type[Sized]) -> None:
+    assert [kind(count=10).entries(length) for length in (1, 9, 10, 11)] == [1, 9, 10, 10]
+
+
+@pytest.mark.parametrize("kind", SIZED)
+def test_default_is_one_percent(kind: type[Sized]) -> None:
+    assert kind() == kind(0.01) == kind(ratio=0.01)
+    assert kind(1) == kind(1.0)
+
+
+@pytest.mark.parametrize("kind", SIZED)
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"ratio": 0.0}, "above 0 and at most 1"),
+        ({"ratio": -0.1}, "above 0 and at most 1"),
+        ({"ratio": 1.5}, r"count=100"),
+        ({"ratio": 100}, r"for a number of coordinates write \w+\(count=100\)"),
+        ({"ratio": math.nan}, "above 0 and at most 1"),
+        ({"ratio": math.inf}, "above 0 and at most 1"),
+        ({"ratio": True}, "must be a number"),
+        ({"ratio": "0.01"}, "must be a number"),
+        ({"ratio": 0.01, "count": 5}, "a ratio or a count, not both"),
+        ({"count": 0}, "at least 1"),
+        ({"count": -3}, "at least 1"),
+        ({"count": 1.5}, "whole number"),
+        ({"count": True}, "whole number"),
+    ],
+)
+def test_refusals(kind: type[Sized], arguments: dict[str, float], reason: str) -> None:
+    with pytest.raises(sw.SchemeError, match=reason) as refusal:
+        kind(**arguments)  # type: ignore[arg-type]
+    assert kind.__name__ in str(refusal.value)
+
+
+@pytest.mark.parametrize("sample", [99, 0, -1, 1e5, True, "all"])
+def test_threshold_refuses_a_sample_that_is_none(sample: object) -> None:
+    with pytest.raises(sw.SchemeError, match="whole number of at least 100"):
+        sw.Threshold(0.01, sample=sample)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", SIZED)
+def test_resized_keeps_all_else(kind: type[Sized]) -> None:
+    changed = {"sample": 500} if kind is sw.Threshold else {}
+    assert kind(0.01, **changed).resized(0.5) == kind(0.5, **changed)
+
+
+@pytest.mark.parametrize("selector", examples("selectors"), ids=label)
+def test_selectors_cannot_be_changed(selector: Selector) -> None:
+    with pytest.raises(AttributeError):
+        selector.ratio = 0.5  # type: ignore[attr-defined]
+
+
+def test_threshold_has_room_for_a_quarter_more() -> None:
+    assert [sw.Threshold(count=k).room(100) for k in (1, 3, 4, 10, 80, 90)] == [
+        2,
+        4,
+        5,
+        13,
+        100,
+        100,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("selector", "shared", "predictable"),
+    [
+        (sw.TopK(), False, False),
+        (sw.Threshold(), False, False),
+        (sw.RandomK(), True, True),
+        (sw.RandomK(shared=False), False, True),
+        (sw.BlockRandomK(), False, True),
+        (sw.BlockRandomK(shared=True), True, True),
+        (sw.Dense(), True, True),
+    ],
+    ids=label,
+)
+def test_who_can_know(selector: Selector, shared: bool, predictable: bool) -> None:
+    assert (selector.shared, selector.predictable) == (shared, predictable)
+
+
+def test_draws_depend_on_all_that_they_name() -> None:
+    keys = {
+        Draw(seed, step, rank).key(shared=False)
+        for seed in range(3)
+        for step in range(3)
+        for rank in range(3)
+    }
+    assert len(keys) == 27
+    shared = {Draw(0, 0, rank).key(shared=True) for rank in range(3)}
+    assert len(shared) == 1
+    assert not shared & keys
