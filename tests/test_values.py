@@ -12,17 +12,17 @@ from sparsewire.values import ValueCodec
 @pytest.mark.parametrize(
     ("codec", "width", "exact"),
     [
-        (sw.Float32(), 4, {torch.float32, torch.float16, torch.bfloat16}),
-        (sw.BFloat16(), 2, {torch.bfloat16}),
-        (sw.Float16(), 2, {torch.float16}),
+        (sw.Float32(), 4, [torch.float16, torch.bfloat16, torch.float32]),
+        (sw.BFloat16(), 2, [torch.bfloat16]),
+        (sw.Float16(), 2, [torch.float16]),
     ],
     ids=repr,
 )
-def test_width_and_exactness(codec: ValueCodec, width: int, exact: set[torch.dtype]) -> None:
+def test_width_and_exactness(codec: ValueCodec, width: int, exact: list[torch.dtype]) -> None:
     assert codec.linear
     assert codec.nbytes(10) == 10 * width
     types = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-    assert {dtype for dtype in types if codec.exact(dtype)} == exact
+    assert [dtype for dtype in types if codec.exact(dtype)] == exact
 
 
 @pytest.mark.parametrize(
