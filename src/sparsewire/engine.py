@@ -123,7 +123,7 @@ class Exchange:
             norms, unsound = self._inspect(gradient, meter)
             if unsound == FINE:
                 indices, values = self._withdraw(gradient, before, after, call)
-                if max(norms, default=0.0) > HUGE and not after[LEDGER].isfinite().all():
+                if max(norms, default=0.0) > HUGE and not _finite(values, after[LEDGER]):
                     unsound = norms.index(max(norms))  # the sum with the memory overflows
 
         header = self._header(call, unsound)
@@ -203,6 +203,10 @@ class Exchange:
                 if low < high:
                     values[at + low - start : at + high - start] = 0
                 at += stop - start
+
+
+def _finite(*tensors: Tensor) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in tensors)
 
 
 @dataclass

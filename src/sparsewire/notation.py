@@ -95,8 +95,8 @@ def _value(node: ast.expr, text: str, classes: Mapping[str, type]) -> Any:
 
 
 def _number(number: float) -> float:
-    """The number, if it is of a size that any argument could have."""
-    if not abs(number) < 2**63:
+    """The number, if it can be written down again."""
+    if (isinstance(number, int) and number.bit_length() > 256) or abs(number) == float("inf"):
         raise SchemeError("a number in this scheme is beyond all bounds")
     return number
 

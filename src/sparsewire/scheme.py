@@ -86,8 +86,10 @@ class Scheme(Part):
                 f"whole={self.whole!r} makes no sense: it is the size under which tensors travel "
                 f"whole, or None to sparsify all of them"
             )
-        if not _is_int(self.seed):
-            raise SchemeError(f"seed={self.seed!r} makes no sense: a seed is a whole number")
+        if not _is_int(self.seed) or not abs(self.seed) < 2**63:
+            raise SchemeError(
+                f"seed={self.seed!r} makes no sense: a seed is a whole number of 64 bits"
+            )
 
     def _check_parts(self) -> None:
         chosen = type(self.selector).__name__

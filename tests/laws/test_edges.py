@@ -12,6 +12,7 @@ import sparsewire as sw
 from sparsewire.collectives import Collective
 from sparsewire.memory import LEDGER, Memory
 from sparsewire.selectors import Selector
+from sparsewire.values import ValueCodec
 
 from .cases import (
     EPS,
@@ -185,16 +186,23 @@ def test_subnormal_gradients_pass(selector: Selector) -> None:
 
 def test_sums_that_overflow_do_not_enter_the_memory() -> None:
     crew = Crew(sw.Scheme(sw.TopK(count=1), whole=None), 1, {"x": (4,)})
-    for _ in range(3):
-        crew.attempt([torch.full((4,), 3e38)])
+    verdicts = [crew.attempt([torch.full((4,), 3e38)])[1] for _ in range(3)]
+    assert crew.remembered(0).isfinite().all()
+    assert verdicts[0] is None
+    assert verdicts[-1] is not None
+
+
+@pytest.mark.parametrize("codec", examples("values"), ids=label)
+def test_sums_that_overflow_are_not_sent_either(codec: ValueCodec) -> None:
+    """The second coordinate overflows in the second step, and is the one that is taken."""
+    crew = Crew(sw.Scheme(sw.TopK(count=1), values=codec, whole=None), 1, {"x": (4,)})
+    crew.attempt([torch.tensor([3.3e38, 3e38, 0, 0])])
+    (sent,), _ = crew.attempt([torch.tensor([0, 3e38, 0, 0])])
+    assert sent.isfinite().all()
     assert crew.remembered(0).isfinite().all()
 
 
-@pytest.mark.parametrize(
-    "collective",
-    examples("collectives"),
-    ids=label,
-)
+@pytest.mark.parametrize("collective", examples("collectives"), ids=label)
 def test_means_do_not_overflow(collective: Collective) -> None:
     crew = Crew(sw.Scheme(sw.Dense(), collective=collective), 2, {"x": (4,)})
     mean = crew.exchange([torch.full((4,), 3e38)] * 2)[0]
