@@ -123,7 +123,9 @@ class Exchange:
             norms, unsound = self._inspect(gradient, meter)
             if unsound == FINE:
                 indices, values = self._withdraw(gradient, before, after, call)
-                if max(norms, default=0.0) > HUGE and not _finite(values, after[LEDGER]):
+                if not (
+                    _finite(values) and (max(norms, default=0.0) < HUGE or _finite(after[LEDGER]))
+                ):
                     unsound = norms.index(max(norms))  # the sum with the memory overflows
 
         header = self._header(call, unsound)
@@ -205,8 +207,9 @@ class Exchange:
                 at += stop - start
 
 
-def _finite(*tensors: Tensor) -> bool:
-    return all(bool(tensor.isfinite().all()) for tensor in tensors)
+def _finite(values: Tensor) -> bool:
+    """Whether all values are; a norm tells fast, unless it overflows itself."""
+    return bool(torch.linalg.vector_norm(values) < float("inf")) or bool(values.isfinite().all())
 
 
 @dataclass

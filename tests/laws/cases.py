@@ -6,6 +6,7 @@ Instances are made from the families' `ALL`, so a new part meets every law as so
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -65,39 +66,48 @@ def random_selectors() -> list[Selector]:
 
 
 def combinations() -> Iterator[sw.Scheme]:
-    """Every scheme of the examples that is not refused, with error feedback."""
-    for selector, values, indices, collective, scope in itertools.product(
-        examples("selectors"),
-        examples("values"),
-        examples("indices"),
-        examples("collectives"),
-        SCOPES,
+    """Every selector, value codec, collective and scope that go together, with error feedback.
+
+    Index codecs take turns, so that each of them meets every selector that it goes with.
+    """
+    codecs = examples("values")
+    for selector, values, collective, scope in itertools.product(
+        examples("selectors"), codecs, examples("collectives"), SCOPES
     ):
-        try:
-            yield sw.Scheme(
-                selector,
-                values=values,
-                indices=indices,
-                collective=collective,
-                scope=scope,
-                whole=WHOLE,
-            )
-        except sw.SchemeError:
-            continue
+        allowed = []
+        for indices in examples("indices"):
+            with contextlib.suppress(sw.SchemeError):
+                allowed.append(
+                    sw.Scheme(
+                        selector,
+                        values=values,
+                        indices=indices,
+                        collective=collective,
+                        scope=scope,
+                        whole=WHOLE,
+                    )
+                )
+        if allowed:
+            turn = codecs.index(values) + 2 * SCOPES.index(scope)
+            yield allowed[turn % len(allowed)]
 
 
 SCHEMES = tuple(combinations())
 
 
+def way(scheme: sw.Scheme) -> tuple[object, object]:
+    """What decides how a scheme's messages meet."""
+    return scheme.selector, scheme.collective
+
+
 def latin(schemes: Sequence[sw.Scheme]) -> list[sw.Scheme]:
-    """A third of the schemes, as in a Latin square: every pair of a way to send with a value codec
-    and with a scope is among them, for laws that do not need all three at once."""
+    """A third of the schemes, as in a Latin square: every way meets every value codec and every
+    scope, for laws that do not need all three at once."""
     ways: dict[object, int] = {}
     codecs = examples("values")
     chosen = []
     for scheme in schemes:
-        way = (scheme.selector, scheme.indices, scheme.collective)
-        number = ways.setdefault(way, len(ways))
+        number = ways.setdefault(way(scheme), len(ways))
         if (number + codecs.index(scheme.values) + SCOPES.index(scheme.scope)) % 3 == 0:
             chosen.append(scheme)
     return chosen

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 
 import pytest
 
 import sparsewire as sw
 
-from .cases import EXAMPLES, SAMPLE, SCHEMES, SCOPES, SHAPES, examples
+from .cases import EXAMPLES, SAMPLE, SCHEMES, SHAPES, examples, way
 
 FAMILIES = [family for family in sw.FAMILIES if family != "scheme"]
 KINDS = [kind for family in FAMILIES for kind in sw.FAMILIES[family]]
@@ -38,11 +39,19 @@ def test_schemes_select_from_some_tensors_and_send_others_whole() -> None:
         assert bool(segments.pieces) is (scheme.selector != sw.Dense())
 
 
+def test_every_selector_meets_every_index_codec_that_it_goes_with() -> None:
+    met = {(scheme.selector, scheme.indices) for scheme in SCHEMES}
+    for selector in examples("selectors"):
+        for indices in examples("indices"):
+            goes = indices.written or selector.predictable
+            assert ((selector, indices) in met) is goes
+
+
 def test_sample_pairs_every_way_with_every_codec_and_scope() -> None:
-    ways = {(s.selector, s.indices, s.collective) for s in SCHEMES}
-    codecs = {(s.selector, s.indices, s.collective, s.values) for s in SAMPLE}
-    scopes = {(s.selector, s.indices, s.collective, s.scope) for s in SAMPLE}
-    assert len(codecs) == len(ways) * len(examples("values"))
-    assert len(scopes) == len(ways) * len(SCOPES)
-    assert len({(s.values, s.scope) for s in SAMPLE}) == len(examples("values")) * len(SCOPES)
+    def pairs(schemes: Sequence[sw.Scheme]) -> set[tuple[object, ...]]:
+        codecs = {(way(scheme), scheme.values) for scheme in schemes}
+        return codecs | {(way(scheme), scheme.scope) for scheme in schemes}
+
+    assert pairs(SAMPLE) == pairs(SCHEMES)
+    assert {(s.values, s.scope) for s in SAMPLE} == {(s.values, s.scope) for s in SCHEMES}
     assert len(SAMPLE) <= len(SCHEMES) / 2

@@ -202,6 +202,15 @@ def test_sums_that_overflow_are_not_sent_either(codec: ValueCodec) -> None:
     assert crew.remembered(0).isfinite().all()
 
 
+def test_momentum_that_overflows_later_is_not_sent() -> None:
+    """A huge gradient is held back; its momentum overflows in the next step, which brings none."""
+    scheme = sw.Scheme(sw.TopK(count=1), memory=sw.MomentumCorrection(0.9), whole=None)
+    crew = Crew(scheme, 1, {"x": (4,)})
+    crew.attempt([torch.tensor([3.3e38, 3e38, 0, 0])])
+    (sent,), _ = crew.attempt([torch.zeros(4)])
+    assert sent.isfinite().all()
+
+
 @pytest.mark.parametrize("collective", examples("collectives"), ids=label)
 def test_means_do_not_overflow(collective: Collective) -> None:
     crew = Crew(sw.Scheme(sw.Dense(), collective=collective), 2, {"x": (4,)})
