@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from typing import Any
 
 import pytest
@@ -167,37 +166,6 @@ def test_any_number_of_buckets_on_gloo(four: Cluster) -> None:
     assert min(four.run(_many_buckets, timeout=60)) >= 30
 
 
-def _overlap() -> tuple[float, float]:
-    """When the first bucket's exchange was over, and when the last bucket was handed over."""
-    net = make_model()
-    model = DDP(net, bucket_cap_mb=0.001)
-    wire = sw.attach(model, "TopK(0.05)")
-    loss_of(model, dist.get_rank(), 0).backward()
-    pipeline, exchanged, taken = wire._pipeline, [], []
-    exchange, take = pipeline._exchange, pipeline.take
-
-    def timed_exchange(*arguments: Any) -> None:
-        exchange(*arguments)
-        exchanged.append(time.monotonic())
-
-    def timed_take(bucket: Any) -> Any:
-        taken.append(time.monotonic())
-        return take(bucket)
-
-    pipeline._exchange, pipeline.take = timed_exchange, timed_take  # type: ignore[method-assign]
-    # backward reaches the first layer last, and takes its time there
-    handle = net.get_parameter("0.weight").register_hook(lambda gradient: time.sleep(0.5))
-    loss_of(model, dist.get_rank(), 1).backward()
-    handle.remove()
-    wire.detach()
-    return exchanged[0], taken[-1]
-
-
-def test_exchange_goes_on_while_backward_does(two: Cluster) -> None:
-    for first_exchanged, last_taken in two.run(_overlap):
-        assert first_exchanged < last_taken
-
-
 def _without_single_all_gather(scheme: str) -> torch.Tensor:
     """A backend that gathers only into lists, as MPI does."""
     name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
@@ -217,33 +185,6 @@ def _without_single_all_gather(scheme: str) -> torch.Tensor:
 def test_backends_that_gather_into_lists(two: Cluster, scheme: str) -> None:
     real = two.run(_without_single_all_gather, scheme)
     assert torch.equal(real[0], train_simulated(scheme, 2, 4))
-
-
-def _two_models_two_groups() -> list[torch.Tensor]:
-    rank = dist.get_rank()
-    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    everyone = DDP(make_model(1), bucket_cap_mb=CAP)
-    pair = DDP(make_model(2), bucket_cap_mb=CAP, process_group=pairs[rank // 2])
-    wires = [sw.attach(everyone, "TopK(0.05)"), sw.attach(pair, "RandomK(0.05)")]
-    optimizers = [sgd(everyone), sgd(pair)]
-    for step in range(5):
-        for model, optimizer in zip((everyone, pair), optimizers, strict=True):
-            optimizer.zero_grad()
-            loss_of(model, rank, step).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-    assert [wire.group.size for wire in wires] == [4, 2]
-    for wire in wires:
-        wire.detach()
-    return [numbers(everyone), numbers(pair)]
-
-
-def test_several_models_and_groups(four: Cluster) -> None:
-    results = four.run(_two_models_two_groups)
-    assert all(torch.equal(results[0][0], result[0]) for result in results)
-    assert torch.equal(results[0][1], results[1][1])
-    assert torch.equal(results[2][1], results[3][1])
-    assert not torch.equal(results[0][1], results[2][1])
 
 
 class Branching(nn.Module):
@@ -285,122 +226,6 @@ def test_memory_of_an_unused_parameter_is_not_lost(two: Cluster, scheme: str, vi
         assert norm > 0
         assert change == 0
         assert as_expected
-
-
-def _detach_and_attach_again() -> list[bool]:
-    rank = dist.get_rank()
-    model, plain = DDP(make_model(), bucket_cap_mb=CAP), DDP(make_model(), bucket_cap_mb=CAP)
-    seen = []
-    wire = sw.attach(model, "TopK(0.05)")
-    for phase in range(3):
-        for net in (model, plain):
-            net.zero_grad()
-            loss_of(net, rank, phase).backward()
-        pairs = zip(model.parameters(), plain.parameters(), strict=True)
-        seen.append(all(torch.equal(a.grad, b.grad) for a, b in pairs))
-        if phase == 0:
-            wire.detach()
-        elif phase == 1:
-            wire = sw.attach(model, "RandomK(0.05)")
-    wire.detach()
-    return seen
-
-
-def test_detach_gives_plain_ddp_back(two: Cluster) -> None:
-    assert two.run(_detach_and_attach_again) == [[False, True, False]] * 2
-
-
-def _refusals() -> dict[str, str]:
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-
-    found = {}
-
-    def refused(key: str, *arguments: Any, **options: Any) -> None:
-        try:
-            sw.attach(*arguments, **options)
-        except sw.AttachError as error:
-            found[key] = str(error)
-
-    taken = DDP(make_model())
-    taken.register_comm_hook(None, fp16_compress_hook)
-    refused("taken", taken, "TopK(0.01)")
-    model = DDP(make_model())
-    wire = sw.attach(model, "TopK(0.01)")
-    refused("twice", model, "TopK(0.01)")
-    wire.detach()
-    refused("no ddp", make_model(), "TopK(0.01)")
-    refused("sparse", DDP(nn.Embedding(10, 64, sparse=True)), "TopK(0.01)")
-    corrected = "Scheme(TopK(0.01), memory=MomentumCorrection())"
-    refused("blind", model, corrected)
-    refused("momentum", model, corrected, optimizer=sgd(model, momentum=0.9))
-    refused("adam", model, corrected, optimizer=torch.optim.AdamW(model.parameters()))
-    refused("follow", model, "TopK(0.01)", follow_lr=True)
-    refused("mode", model, "TopK(0.01)", on_nonfinite="ignore")
-    refused("timeout", model, "TopK(0.01)", timeout=0)
-    sw.attach(model, corrected, optimizer=sgd(model)).detach()
-    return found
-
-
-def test_what_cannot_work_is_refused_with_a_remedy(two: Cluster) -> None:
-    found = two.run(_refusals)[0]
-    remedies = {
-        "taken": "values=BFloat16()",
-        "twice": "detach()",
-        "no ddp": "DDP(model)",
-        "sparse": "sparse=False",
-        "blind": "optimizer=optimizer",
-        "momentum": "without momentum",
-        "adam": "without momentum",
-        "follow": "optimizer=optimizer",
-        "mode": "'skip'",
-        "timeout": "above 0",
-    }
-    assert found.keys() == remedies.keys()
-    for key, remedy in remedies.items():
-        assert remedy in found[key]
-
-
-def _compiled(scheme: str) -> tuple[list[str], torch.Tensor]:
-    ddp = DDP(torch.compile(make_model(), backend="eager"))
-    model = torch.compile(ddp, backend="eager")
-    wire = sw.attach(model, scheme)
-    optimizer = sgd(model)
-    for step in range(8):
-        optimizer.zero_grad()
-        loss_of(model, dist.get_rank(), step).backward()
-        optimizer.step()
-    names = sorted(wire.state_dict()["memory"])
-    wire.detach()
-    return names, numbers(model)
-
-
-def test_compiled_models_are_unwrapped(two: Cluster) -> None:
-    results = two.run(_compiled, "TopK(0.05)")
-    assert results[0][0] == sorted(name for name, _ in make_model().named_parameters())
-    assert torch.equal(results[0][1], train_simulated("TopK(0.05)", 2, 8))
-
-
-def _never_called() -> list[str]:
-    import warnings
-
-    ddp = DDP(make_model())
-    wire = sw.attach(ddp, "TopK(0.05)")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for step in range(4):
-            with ddp.no_sync():
-                ddp(batch(0, step)[0])  # does not count: nothing is due after it
-        assert not caught
-        for step in range(4):
-            ddp(batch(0, step)[0])
-    wire.detach()
-    return [str(warning.message) for warning in caught]
-
-
-def test_a_hook_that_is_never_called_is_reported(two: Cluster) -> None:
-    messages = two.run(_never_called)[0]
-    assert len(messages) == 1
-    assert "not called it in the first two steps" in messages[0]
 
 
 def _channels_last() -> bool:

@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -44,8 +46,9 @@ def _start(rank: int, port: int) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize(("victim", "number"), [(1, signal.SIGKILL), (0, signal.SIGKILL)])
-def test_survivors_of_a_dead_rank_exit_by_themselves(victim: int, number: int) -> None:
+@contextmanager
+def _three_ranks() -> Iterator[list[subprocess.Popen[str]]]:
+    """Three processes that are in the middle of training."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -54,7 +57,17 @@ def test_survivors_of_a_dead_rank_exit_by_themselves(victim: int, number: int) -
         for process in ranks:
             assert process.stdout is not None
             assert "trains as process" in process.stdout.readline()
-        ranks[victim].send_signal(number)
+        yield ranks
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.parametrize("victim", [1, 0])
+def test_survivors_of_a_dead_rank_exit_by_themselves(victim: int) -> None:
+    with _three_ranks() as ranks:
+        ranks[victim].kill()
         start = time.monotonic()
         for rank, process in enumerate(ranks):
             _, errors = process.communicate(timeout=60)
@@ -62,21 +75,10 @@ def test_survivors_of_a_dead_rank_exit_by_themselves(victim: int, number: int) -
                 assert process.returncode == 1, errors[-2000:]  # an exception, not an abort
                 assert "ExchangeError" in errors
         assert time.monotonic() - start < 40
-    finally:
-        for process in ranks:
-            process.kill()
-            process.communicate()
 
 
-def test_ctrl_c_ends_a_script(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    ranks = [_start(rank, port) for rank in range(3)]
-    try:
-        for process in ranks:
-            assert process.stdout is not None
-            assert "trains as process" in process.stdout.readline()
+def test_ctrl_c_ends_a_script() -> None:
+    with _three_ranks() as ranks:
         start = time.monotonic()
         for process in ranks:
             process.send_signal(signal.SIGINT)
@@ -85,7 +87,3 @@ def test_ctrl_c_ends_a_script(tmp_path: Path) -> None:
             assert "KeyboardInterrupt" in errors or "ExchangeError" in errors
             assert process.returncode in (1, -signal.SIGINT), errors[-2000:]
         assert time.monotonic() - start < 40
-    finally:
-        for process in ranks:
-            process.kill()
-            process.communicate()
