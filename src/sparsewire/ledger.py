@@ -136,6 +136,11 @@ class Ledger:
 
     def check(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Refuse state that does not belong to these parameters, saying which do not fit."""
+        if not isinstance(state, Mapping) or not all(
+            isinstance(kept, Mapping) and all(isinstance(t, Tensor) for t in kept.values())
+            for kept in state.values()
+        ):
+            raise StateError("the saved memory is not what state_dict() returns")
         missing = sorted(self.shapes.keys() - state.keys())
         foreign = sorted(state.keys() - self.shapes.keys())
         if missing:

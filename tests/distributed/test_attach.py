@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import time
+import weakref
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -95,6 +99,28 @@ def _detach_and_attach_again() -> list[bool]:
 
 def test_detach_gives_plain_ddp_back(two: Cluster) -> None:
     assert two.run(_detach_and_attach_again) == [[False, True, False]] * 2
+
+
+def _attach_often() -> tuple[int, int, int]:
+    """Pipelines alive, and open files before and after, when attaching again and again."""
+    model = DDP(make_model(), bucket_cap_mb=CAP)
+    pipelines, files = [], []
+    for _ in range(12):
+        wire = sw.attach(model, "TopK(0.05)")
+        loss_of(model, dist.get_rank(), 0).backward()
+        wire.detach()
+        pipelines.append(weakref.ref(wire._pipeline))
+        del wire
+        gc.collect()
+        files.append(len(os.listdir("/proc/self/fd")))
+    return sum(p() is not None for p in pipelines), files[2], files[-1]
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+def test_detach_leaves_nothing_behind(two: Cluster) -> None:
+    for alive, early, late in two.run(_attach_often):
+        assert alive <= 1  # DDP may hold the futures of its last backward
+        assert late <= early
 
 
 def _refusals() -> dict[str, str]:

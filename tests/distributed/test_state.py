@@ -129,6 +129,13 @@ def _refusals() -> dict[str, str]:
     refused("rank", rank=dist.get_rank() + 1)
     refused("world", world=99)
     refused("format", format=0)
+    refused("step", step="x")
+    refused(
+        "scaling",
+        scaling={},
+        memory={n: {"residual": 0 * m["residual"]} for n, m in good["memory"].items()},
+    )
+    refused("no memory", memory=None)
     refused("missing", memory={n: m for n, m in kept.items() if n != "0.weight"})
     refused("foreign", memory={**kept, "x": {"residual": torch.zeros(1)}})
     refused("shape", memory={**kept, "0.weight": {"residual": torch.zeros(3)}})
@@ -148,6 +155,9 @@ def test_state_that_does_not_fit_is_refused(two: Cluster) -> None:
         "rank": "rank 1 of 2",
         "world": "of 99",
         "format": "state_dict()",
+        "step": "'x'",
+        "scaling": "learning rates",
+        "no memory": "not what state_dict() returns",
         "missing": "0.weight",
         "foreign": "knows x",
         "shape": "residual of 0.weight has shape (3,)",

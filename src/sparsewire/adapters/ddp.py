@@ -55,8 +55,8 @@ def attach(
         raise AttachError("follow_lr needs the optimizer: attach(…, optimizer=optimizer)")
     if on_nonfinite not in ("raise", "skip"):
         raise AttachError(f"on_nonfinite is 'raise' or 'skip', not {on_nonfinite!r}")
-    if not timeout > 0:
-        raise AttachError("timeout is a number of seconds above 0")
+    if not isinstance(timeout, (int, float)) or not 0 < timeout < 1e9:
+        raise AttachError(f"timeout is a number of seconds above 0, not {timeout!r}")
     if scaler is not None and not scaler.is_enabled():
         scaler = None  # it would let every number through
     slot = slot_of(ddp)
@@ -67,9 +67,8 @@ def attach(
     handshake(group, chosen, parameters, f"{on_nonfinite} {scaler is None} {follow_lr}")
     scaling = Scaling(parameters, optimizer if follow_lr else None, scaler)
     pipeline = Pipeline(ddp, chosen, parameters, group, scaling, on_nonfinite)
-    weakref.finalize(ddp, pipeline.worker.stop)
     slot.taker = pipeline
-    wire = Wire(pipeline, slot)
+    wire = Wire(pipeline, slot, weakref.finalize(ddp, pipeline.worker.stop))
     wire._hooks.append(ddp.register_forward_pre_hook(_alarm_if_never_called(pipeline)))
     if optimizer is not None:
         wire._hooks.append(optimizer.register_step_pre_hook(_leave_out_dropped_steps(pipeline)))
@@ -79,9 +78,10 @@ def attach(
 class Wire:
     """A model's exchange: its state, its statistics and the way out again. Made by `attach`."""
 
-    def __init__(self, pipeline: Pipeline, slot: Slot) -> None:
+    def __init__(self, pipeline: Pipeline, slot: Slot, last_resort: weakref.finalize) -> None:  # type: ignore[type-arg]
         self._pipeline = pipeline
         self._slot = slot
+        self._last_resort = last_resort  # stops the threads if the model goes without a detach
         self._hooks: list[Any] = []
 
     @property
@@ -116,7 +116,8 @@ class Wire:
         With `strict=False` the scheme may be another one, if its memory is of the same kind.
         """
         p = self._pipeline
-        saved.check(state, p.scheme, p.group, strict)
+        saved.check(state, p.scheme, p.group, p.ledger, strict)
+        p.scaling.check(state.get("scaling"))
         p.ledger.load(state["memory"])
         p.scaling.load(state["scaling"])
         p.steps = state["step"]
@@ -148,6 +149,7 @@ class Wire:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        self._last_resort.detach()
         self._pipeline.worker.stop()
         if self._slot.taker is self._pipeline:
             self._slot.taker = None

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..engine import Call, Exchange
-from ..errors import AttachError, NonFiniteError
+from ..errors import AttachError, NonFiniteError, StateError
 from ..groups import Alone, Group, drive
 from ..groups.distributed import DistributedGroup
 from ..ledger import Ledger
@@ -160,7 +160,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned on this rank."""
-        saved.check(state_dict, self.scheme, self.group, strict=True)
+        saved.check(state_dict, self.scheme, self.group, self._ledger, strict=True)
+        if "optimizer" not in state_dict:
+            raise StateError("the saved state lacks the optimizer's")
         self._ledger.load(state_dict["memory"])
         self.optimizer.load_state_dict(state_dict["optimizer"])
         self.param_groups = self.optimizer.param_groups

@@ -25,13 +25,21 @@ def save(scheme: AnyScheme, group: Group, step: int, ledger: Ledger) -> dict[str
     }
 
 
-def check(state: Mapping[str, Any], scheme: AnyScheme, group: Group, strict: bool) -> None:
-    """Refuse state of another format, scheme or rank, saying which."""
+def check(
+    state: Mapping[str, Any], scheme: AnyScheme, group: Group, ledger: Ledger, strict: bool
+) -> None:
+    """Refuse state of another format, scheme, rank or model, saying which."""
     if not isinstance(state, Mapping) or state.get("format") != FORMAT:
         raise StateError(
             f"this is no state of a sparsewire exchange in format {FORMAT}; pass what "
             f"state_dict() returned"
         )
+    missing = {"scheme", "rank", "world", "step", "memory"} - state.keys()
+    if missing:
+        raise StateError(f"the saved state lacks {', '.join(sorted(missing))}")
+    step = state["step"]
+    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        raise StateError(f"the saved state's step is {step!r}, and should be a whole number")
     if strict and state["scheme"] != repr(scheme):
         raise StateError(
             f"the saved state is of {state['scheme']}, and this model runs {scheme!r}; attach with "
@@ -43,3 +51,4 @@ def check(state: Mapping[str, Any], scheme: AnyScheme, group: Group, strict: boo
             f"{group.rank} of {group.size}: every rank saves and loads its own, and the number of "
             f"ranks must stay the same"
         )
+    ledger.check(state["memory"])

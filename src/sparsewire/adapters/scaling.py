@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..errors import StateError
 from ..ledger import Ledger
 from ..memory import LEDGER
 
@@ -60,6 +61,18 @@ class Scaling:
     def state(self) -> dict[str, Any]:
         """Rates and scale that the memory is in."""
         return {"rates": dict(self._rates), "scale": self._scale}
+
+    @staticmethod
+    def check(state: Any) -> None:
+        """Refuse what `state` cannot have returned."""
+        fine = (
+            isinstance(state, Mapping)
+            and isinstance(state.get("rates"), Mapping)
+            and all(isinstance(rate, float) for rate in state["rates"].values())
+            and isinstance(state.get("scale", ""), (float, type(None)))
+        )
+        if not fine:
+            raise StateError("the saved state's learning rates or loss scale cannot be read")
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take over what `state` returned."""

@@ -5,6 +5,7 @@ Importing this imports neither torch nor tyro; each command imports what it need
 
 from __future__ import annotations
 
+import io
 import sys
 import traceback
 from collections.abc import Sequence
@@ -31,6 +32,9 @@ def main(words: Sequence[str] | None = None) -> int:
         The exit code: 0, 1 if it failed, 2 if it was asked for wrongly, 130 after Ctrl-C.
     """
     words = sys.argv[1:] if words is None else words
+    for output in (sys.stdout, sys.stderr):
+        if isinstance(output, io.TextIOWrapper):
+            output.reconfigure(errors="replace")  # a terminal that cannot show × gets a ?
     try:
         from .parse import parse
 

@@ -35,8 +35,13 @@ def choose(quiet: bool) -> Display:
 
 def cost(record: Record) -> str:
     """What a step sends, and how much less than dense that is."""
-    less = f"{record['reduction']:.1f}×"
-    against = "as much as dense" if less == "1.0×" else f"{less} less than dense"
+    reduction = record["reduction"]
+    if 0.95 <= reduction < 1.05:
+        against = "as much as dense"
+    elif reduction > 1:
+        against = f"{reduction:.1f}× less than dense"
+    else:
+        against = f"{1 / reduction:.1f}× more than dense"
     return f"{human_bytes(record['bytes_per_step'])}/step, {against}"
 
 

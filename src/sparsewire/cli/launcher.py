@@ -68,7 +68,7 @@ def launch(
 
 
 class _Interrupts:
-    """Counts Ctrl-C and SIGTERM instead of being ended by them."""
+    """Counts Ctrl-C, SIGTERM and a closed terminal instead of being ended by them."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -76,7 +76,7 @@ class _Interrupts:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> _Interrupts:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             self._before[number] = signal.signal(number, self._note)
         return self
 

@@ -83,9 +83,11 @@ class DistributedGroup:
                 group_desc="sparsewire",
             )
         except RuntimeError as cause:
+            text = " ".join(str(cause).split())
             raise ExchangeError(
-                f"not all {self.size} ranks came to the first meeting within {self.timeout:.0f} "
-                f"seconds (this is rank {self.rank}): all ranks must attach, in the same order"
+                f"the first meeting of {self.size} ranks failed on rank {self.rank}: all ranks "
+                f"must attach, in the same order, within {self.timeout:g} seconds. Cause: "
+                f"{text[:300]}"
             ) from cause
         assert isinstance(double, dist.ProcessGroup)
         return double

@@ -72,8 +72,7 @@ class Worker:
         self._listener = Listener(self._interrupt)
         for thread in self._threads:
             thread.start()
-        # threads that wake up inside a dying interpreter would abort the process
-        atexit.register(_stop_if_alive, weakref.ref(self))
+        _workers.add(self)
 
     def submit(self, what: str, job: Callable[[], None]) -> None:
         """Queue a job; `what` names it in errors."""
@@ -81,6 +80,7 @@ class Worker:
 
     def stop(self) -> None:
         """End both threads."""
+        _workers.discard(self)
         self._stop.set()
         self._jobs.put(None)
         for thread in self._threads:
@@ -143,7 +143,11 @@ class Worker:
             self.fail(ExchangeError(f"{job[0]} was interrupted by Ctrl-C"))
 
 
-def _stop_if_alive(reference: weakref.ref[Worker]) -> None:
-    worker = reference()
-    if worker is not None:
+_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Threads that wake up inside a dying interpreter would abort the process."""
+    for worker in list(_workers):
         worker.stop()
