@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
@@ -15,6 +16,7 @@ from sparsewire.collectives import (
     Collective,
     Gather,
     Reduce,
+    Talk,
     gather_traffic,
     ordered_sum,
     reduce_traffic,
@@ -35,10 +37,14 @@ class Notebook:
     def write(self, indices: Tensor, values: Tensor) -> Tensor:
         return torch.cat([indices.to(torch.float32), values]).view(torch.uint8)
 
-    def read(self, message: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-        numbers = message.view(torch.float32)
-        half = numbers.numel() // 2
-        return numbers[:half].long(), numbers[half:]
+    def read(self, messages: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        numbers = [message.view(torch.float32) for message in messages]
+        halves = [number.numel() // 2 for number in numbers]
+        return [(n[:h].long(), n[h:]) for n, h in zip(numbers, halves, strict=True)]
+
+    def agree(self, total: Tensor | None = None) -> Talk:
+        assert not self.added, "the ranks agree before anything is added"
+        self.agreed = yield Gather(torch.zeros(1, dtype=torch.uint8))
 
     def narrow(self, indices: Tensor, values: Tensor) -> Tensor:
         return values.to(torch.bfloat16)
@@ -54,10 +60,11 @@ def meet(collective: Collective, entries: list[tuple[list[int], list[float]]]) -
         collective.meet(torch.tensor(indices), torch.tensor(values), desk)
         for (indices, values), desk in zip(entries, desks, strict=True)
     ]
-    requests = [next(talk) for talk in talks]
-    for talk, answer in zip(talks, answer_all(requests), strict=True):
+    answers = answer_all([next(talk) for talk in talks])
+    verdicts = answer_all([t.send(a) for t, a in zip(talks, answers, strict=True)])
+    for talk, verdict in zip(talks, verdicts, strict=True):
         with pytest.raises(StopIteration):
-            talk.send(answer)
+            talk.send(verdict)
     return desks
 
 

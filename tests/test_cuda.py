@@ -29,6 +29,24 @@ SCHEMES = [
     )
     for scope in ("'layer'", "'global'", "500")
 ]
+SCHEMES += [
+    f"Scheme({selector}, values={values}, scope={scope})"
+    for selector in ("TopK(0.05)", "Threshold(0.05)", "RandomK(0.05)")
+    for values in (
+        "OneBit()",
+        "OneBit('threshold')",
+        "OneBit('column')",
+        "TwoBit()",
+        "KBit(3)",
+        "QSGD()",
+    )
+    for scope in ("'layer'", "'global'", "500")
+]
+SCHEMES += [
+    f"Scheme({selector}(0.05), indices={indices}())"
+    for selector in ("TopK", "Threshold", "RandomK")
+    for indices in ("EliasFano", "Bitmap", "Int32")
+]
 SHAPES = {"a": (300, 100), "b": (77,), "c": (50, 50, 3), "d": ()}
 
 if "pytest" in sys.modules:

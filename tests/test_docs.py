@@ -32,7 +32,7 @@ import torch
 import sparsewire as sw
 from sparsewire.notation import read
 from sparsewire.selectors import Draw, Selector
-from sparsewire.values import ValueCodec
+from sparsewire.values import Place, ValueCodec
 
 from .cluster import Cluster
 
@@ -479,9 +479,11 @@ def test_the_value_codec_in_contributing(monkeypatch: pytest.MonkeyPatch) -> Non
         _conserves(scheme)
         _read_back(monkeypatch, "values", codec, scheme)
     for values in (torch.randn(33), torch.zeros(5), torch.empty(0), torch.tensor([1e38, -1e-38])):
-        data = codec.encode(values)
-        assert (data.dtype, data.numel()) == (torch.uint8, codec.nbytes(values.numel()))
-        again = codec.decode(data, values.dtype)
+        segments = sw.Segments.cut({"x": (values.numel(),)}, sw.Dense())
+        place = Place(torch.empty(0, dtype=torch.int64), segments, key=0)
+        data = codec.encode(values, place)
+        assert (data.dtype, data.numel()) == (torch.uint8, codec.nbytes(segments))
+        again = codec.decode(data, place, values.dtype)
         assert again.isfinite().all()
         assert not again[values == 0].any()
         error = (again - values).abs().max() if values.numel() else torch.zeros(())

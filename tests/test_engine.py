@@ -11,12 +11,15 @@ from torch import Tensor
 
 import sparsewire as sw
 from sparsewire.collectives import Gather, Reduce
-from sparsewire.engine import Call, Exchange, Run, Unsound
+from sparsewire.desk import Call
+from sparsewire.engine import Exchange, Run, Unsound
+from sparsewire.groups import Alone, drive
 from sparsewire.groups.simulated import answer_all
 from sparsewire.ledger import Ledger
-from sparsewire.message import HEADER_BYTES, Header
+from sparsewire.message import CHECKSUM_BYTES, HEADER_BYTES, Header
 from sparsewire.meter import STAGES, Meter
 from sparsewire.selectors import Selector
+from sparsewire.values import ValueCodec
 
 from .laws.cases import CPU, Crew, examples, label, noise
 
@@ -54,13 +57,15 @@ class TestOneRank:
         gradient = torch.zeros(110)
         gradient[[3, 7, 50]] = torch.tensor([1.0, -2.0, 3.0])
         gradient[105] = 9.0  # of the bias, which travels whole
-        engine = engine_of(sw.Scheme(sw.TopK(count=3), values=sw.Float16(), whole=50))
+        scheme = sw.Scheme(sw.TopK(count=3), values=sw.Float16(), indices=sw.Int32(), whole=50)
+        engine = engine_of(scheme)
         run = start(engine, Call(0, 0, 1), gradient)
         data = run.send([next(run).payload]).payload
         assert data[:12].view(torch.int32).tolist() == [3, 7, 50]
         assert data[12:38].view(torch.float16).tolist() == [1, -2, 3] + [0] * 5 + [9] + [0] * 4
-        assert data.numel() == 40
-        assert (engine.index_bytes, engine.value_bytes, engine.padding_bytes) == (12, 26, 2)
+        assert (engine.index_bytes, engine.value_bytes, engine.padding_bytes) == (12, 26, 6)
+        assert not data[38:44].any()
+        assert data.numel() == 44 + CHECKSUM_BYTES
 
     def test_reduce_carries_numbers_in_the_codecs_type(self) -> None:
         engine = engine_of(sw.Scheme(sw.RandomK(0.1), values=sw.BFloat16(), whole=50))
@@ -76,8 +81,10 @@ class TestOneRank:
         run = start(engine_of(SCHEME), Call(0, 0, 1), gradient)
         request = run.send([next(run).payload])
         assert torch.equal(gradient, kept)
+        verdict = run.send([request.payload])
+        assert torch.equal(gradient, kept)
         with pytest.raises(StopIteration):
-            run.send([request.payload])
+            run.send([verdict.payload])
         assert not torch.equal(gradient, kept)
 
 
@@ -141,6 +148,23 @@ def test_verdict_reads_well() -> None:
     assert str(Unsound({1: "w", 3: "b"})) == "rank 1 in w; rank 3 in b"
 
 
+@pytest.mark.parametrize("codec", examples("values"), ids=label)
+def test_room_that_is_left_changes_nothing(codec: ValueCodec) -> None:
+    """A threshold leaves room in every message: what is read there must not come back."""
+    crew = Crew(sw.Scheme(sw.Threshold(0.1), values=codec, whole=None), 2, {"x": (40, 40)})
+    (piece,) = crew.engine.segments.pieces
+    assert piece.room > piece.count
+    for step in range(12):
+        engine = crew.engine
+        crew.exchange(noise(2, 1600, step))
+        for ledger in crew.ledgers:
+            before, after = ledger.open(0, engine.segments, torch.float32, CPU)
+            ledger.discard()
+            assert not before["residual"][-1]
+            assert not after["residual"][-1]
+    assert crew.owed().abs().max() < 1000
+
+
 class TestUnusedParameters:
     """With `find_unused_parameters`, DDP leaves alone what no rank used, so we must too."""
 
@@ -172,6 +196,19 @@ class TestUnusedParameters:
             for field, was in zip(("residual", "velocity"), kept[rank], strict=True):
                 assert torch.equal(crew.remembered(rank, field)[100:], was[100:])
 
+    @pytest.mark.parametrize("scope", ["layer", "global", 30])
+    @pytest.mark.parametrize("codec", examples("values"), ids=label)
+    def test_nothing_moves_though_codecs_read_zeros_as_something_else(
+        self, codec: ValueCodec, scope: object
+    ) -> None:
+        crew = self.crew(sw.RandomK(0.3), values=codec, scope=scope)
+        crew.exchange(self.gradients(0, ()))
+        kept = [crew.remembered(rank) for rank in range(2)]
+        for mean in crew.exchange(self.gradients(1, (0, 1))):
+            assert not mean[100:].any()
+            assert mean[:100].any()
+        assert all(torch.equal(crew.remembered(r)[100:], kept[r][100:]) for r in range(2))
+
     @pytest.mark.parametrize("selector", examples("selectors"), ids=label)
     def test_one_rank_with_a_gradient_is_enough(self, selector: Selector) -> None:
         watchful, plain = self.crew(selector), self.crew(selector)
@@ -192,3 +229,18 @@ def test_answers_must_be_asked_for_alike() -> None:
     for other in (Gather(torch.zeros(5, dtype=torch.uint8)), Reduce(torch.zeros(4), torch.float32)):
         with pytest.raises(sw.DisagreementError, match="different things"):
             answer_all([gather, other])
+
+
+@pytest.mark.parametrize("values", examples("values"), ids=label)
+def test_nothing_piles_up_nowhere(values: ValueCodec) -> None:
+    """The spare slot of a ledger is read for room that is not used, so it must stay zero."""
+    scheme = sw.Scheme(sw.Threshold(0.1), values=values, whole=50)
+    engine = engine_of(scheme)
+    ledger = Ledger(scheme.memory.fields, SHAPES)
+    for step in range(3):
+        before, after = ledger.open(0, engine.segments, torch.float32, CPU)
+        gradient = torch.randn(110, generator=torch.Generator().manual_seed(step))
+        run = engine.run(gradient, before, after, Call(step, 0, 1), Meter())
+        drive(run, Alone(), Meter())
+        assert not after["residual"][110:].any()
+        ledger.commit()

@@ -10,7 +10,7 @@ import torch
 
 import sparsewire as sw
 from sparsewire.ledger import Ledger
-from sparsewire.message import HEADER_BYTES
+from sparsewire.message import CHECKSUM_BYTES, HEADER_BYTES, VERDICT_BYTES
 from sparsewire.meter import STAGES, Meter
 from sparsewire.report import Report, dense_traffic, human_bytes
 
@@ -24,9 +24,9 @@ def test_explanation_of_top_k() -> None:
     assert found.scheme == "Scheme(TopK(0.01), values=BFloat16())"
     assert (found.workers, found.parameters) == (4, 1_001_000)
     assert (found.selected, found.whole) == (10_000, 1_000)
-    assert (found.index_bytes, found.value_bytes) == (40_000, 22_000)
-    assert found.padding_bytes == 0
-    assert found.sent_bytes == 3 * (HEADER_BYTES + 62_000)
+    assert (found.index_bytes, found.value_bytes) == (10_706, 22_000)
+    assert (found.padding_bytes, found.check_bytes) == (2, CHECKSUM_BYTES + VERDICT_BYTES)
+    assert found.sent_bytes == 3 * (HEADER_BYTES + 32_712 + VERDICT_BYTES)
     assert found.dense_float32_bytes == 2 * 4 * 1_001_000 * 3 // 4
     assert found.dense_bfloat16_bytes == 2 * 2 * 1_001_000 * 3 // 4
 
@@ -38,6 +38,7 @@ def test_explanation_of_top_k() -> None:
         ("RandomK(0.01)", "AllReduce()", "the same coordinates with RandomK"),
         ("BlockRandomK(0.01)", "AllGather()", "draws its own coordinates with BlockRandomK"),
         ("Scheme(RandomK(0.01), collective=AllGather())", "AllGather()", "as asked; "),
+        ("Scheme(RandomK(0.01), values=TwoBit())", "AllGather()", "TwoBit cannot be added"),
         ("Dense()", "AllReduce()", "the same coordinates with Dense"),
     ],
 )
@@ -67,9 +68,9 @@ def test_explanation_as_text() -> None:
     text = str(sw.explain(sw.Scheme(sw.TopK(0.01)), SHAPES, 4))
     assert text.splitlines()[0] == "Scheme(TopK(0.01))"
     assert "10,000 selected + 1,000 whole of 1,001,000 values (1.10 %)" in text
-    assert "84.1 kB = header 56 B + indices 40.0 kB + values 44.0 kB" in text
+    assert "54.8 kB = header 56 B + indices 10.7 kB + values 44.0 kB" in text
     assert "each of 4 workers" in text
-    assert "6.0 MB in float32 (23.8x less), 3.0 MB in bfloat16 (11.9x less)" in text
+    assert "6.0 MB in float32 (36.5x less), 3.0 MB in bfloat16 (18.3x less)" in text
 
 
 @pytest.mark.parametrize("shapes", [{}, {"x": (0, 3)}, SHAPES])

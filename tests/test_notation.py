@@ -67,7 +67,7 @@ def test_text_is_as_short_as_can_be(part: object, text: str) -> None:
         "  TopK( ratio = 1e-2 )\n",
         "Scheme(TopK(0.01))",
         "Scheme(selector=TopK(0.01))",
-        "Scheme(TopK, Float32, Int32, ErrorFeedback, AllGather, 'layer', 1024, 0)",
+        "Scheme(TopK, Float32, EliasFano, ErrorFeedback, AllGather, 'layer', 1024, 0)",
         'Scheme(TopK(0.01), scope="layer")',
         "(TopK(0.01))",
     ],
@@ -200,7 +200,7 @@ def test_any_text_is_a_scheme_or_refused(text: str) -> None:
         ("Dense(ratio=0.01)", "Dense has no argument ratio; it takes none"),
         ("Scheme", "Scheme() cannot be built: Scheme takes (selector, values, indices"),
         ("TopK(0.01, None, 3)", "cannot be built: TopK takes (ratio, count)"),
-        ("Xyzzy", "there are: AllGather, AllReduce, BFloat16, BlockRandomK"),
+        ("Xyzzy", "there are: AllGather, AllReduce, BFloat16, Bitmap, BlockRandomK"),
     ],
 )
 def test_typos_get_the_nearest_name(text: str, hint: str) -> None:

@@ -18,7 +18,7 @@ from .laws.cases import LAWFUL, examples
 
 
 class NotLinear(Float32):
-    """A codec whose messages cannot be added; none of today's is like that."""
+    """A codec whose messages cannot be added, though they are plain numbers."""
 
     linear = False
 
@@ -26,8 +26,14 @@ class NotLinear(Float32):
 @pytest.mark.parametrize(
     ("text", "indices", "collective"),
     [
-        ("TopK(0.01)", sw.Int32(), sw.AllGather()),
-        ("Threshold(0.01)", sw.Int32(), sw.AllGather()),
+        ("TopK(0.01)", sw.EliasFano(), sw.AllGather()),
+        ("TopK(count=5)", sw.EliasFano(), sw.AllGather()),
+        ("TopK(0.25)", sw.EliasFano(), sw.AllGather()),
+        ("TopK(0.26)", sw.Bitmap(), sw.AllGather()),
+        ("TopK(1.0)", sw.Bitmap(), sw.AllGather()),
+        ("TopK(5e-324)", sw.EliasFano(), sw.AllGather()),
+        ("Threshold(0.01)", sw.EliasFano(), sw.AllGather()),
+        ("Scheme(RandomK(0.01), values=TwoBit())", sw.Implied(), sw.AllGather()),
         ("RandomK(0.01)", sw.Implied(), sw.AllReduce()),
         ("RandomK(0.01, shared=False)", sw.Implied(), sw.AllGather()),
         ("BlockRandomK(0.01)", sw.Implied(), sw.AllGather()),
@@ -41,6 +47,14 @@ def test_indices_and_collective_are_derived(text: str, indices: object, collecti
     scheme = sw.parse(text)
     assert isinstance(scheme, sw.Scheme)
     assert (scheme.indices, scheme.collective) == (indices, collective)
+
+
+@pytest.mark.parametrize("ratio", [0.001, 0.01, 0.1, 0.2, 0.24, 0.25, 0.26, 0.3, 0.4, 0.5, 0.9])
+def test_the_index_codec_is_the_smallest(ratio: float) -> None:
+    scheme = sw.Scheme(sw.TopK(ratio))
+    segments = scheme.cut({"w": (1000, 1000)})
+    sizes = [codec.nbytes(segments) for codec in (sw.EliasFano(), sw.Bitmap(), sw.Int32())]
+    assert scheme.indices.nbytes(segments) <= min(sizes) + 8
 
 
 def test_values_that_cannot_be_added_are_gathered() -> None:
@@ -95,7 +109,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"selector": sw.TopK(0.01), "indices": sw.Implied()},
         "they depend on the gradient",
-        "write indices=Int32() or leave indices out",
+        "write indices=EliasFano() or leave indices out",
     ),
     (
         {"selector": sw.TopK(0.01), "scope": "layers"},

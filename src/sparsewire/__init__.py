@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .collectives import AllGather, AllReduce
     from .errors import (
         AttachError,
+        DamageError,
         DisagreementError,
         ExchangeError,
         NonFiniteError,
@@ -29,13 +30,13 @@ if TYPE_CHECKING:
     from .groups import Alone
     from .groups.distributed import DistributedGroup
     from .groups.simulated import SimulatedGroup
-    from .indices import Implied, Int32
+    from .indices import Bitmap, EliasFano, Implied, Int32
     from .memory import ErrorFeedback, MomentumCorrection, NoMemory
     from .report import Report
     from .scheme import FAMILIES, Scheme, Warmup, parse
     from .segments import Segments
     from .selectors import BlockRandomK, Dense, RandomK, Threshold, TopK
-    from .values import BFloat16, Float16, Float32
+    from .values import QSGD, BFloat16, Float16, Float32, KBit, OneBit, TwoBit
 
 __version__ = "0.1.0"
 
@@ -46,6 +47,7 @@ _HOMES = {
     "collectives": ("AllGather", "AllReduce"),
     "errors": (
         "AttachError",
+        "DamageError",
         "DisagreementError",
         "ExchangeError",
         "NonFiniteError",
@@ -57,28 +59,32 @@ _HOMES = {
     "groups": ("Alone",),
     "groups.distributed": ("DistributedGroup",),
     "groups.simulated": ("SimulatedGroup",),
-    "indices": ("Implied", "Int32"),
+    "indices": ("Bitmap", "EliasFano", "Implied", "Int32"),
     "memory": ("ErrorFeedback", "MomentumCorrection", "NoMemory"),
     "report": ("Report",),
     "scheme": ("FAMILIES", "Scheme", "Warmup", "parse"),
     "segments": ("Segments",),
     "selectors": ("BlockRandomK", "Dense", "RandomK", "Threshold", "TopK"),
-    "values": ("BFloat16", "Float16", "Float32"),
+    "values": ("QSGD", "BFloat16", "Float16", "Float32", "KBit", "OneBit", "TwoBit"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "FAMILIES",
+    "QSGD",
     "AllGather",
     "AllReduce",
     "Alone",
     "AttachError",
     "BFloat16",
+    "Bitmap",
     "BlockRandomK",
+    "DamageError",
     "Dense",
     "DisagreementError",
     "DistributedGroup",
     "DistributedOptimizer",
+    "EliasFano",
     "ErrorFeedback",
     "ExchangeError",
     "Explanation",
@@ -86,9 +92,11 @@ __all__ = [
     "Float32",
     "Implied",
     "Int32",
+    "KBit",
     "MomentumCorrection",
     "NoMemory",
     "NonFiniteError",
+    "OneBit",
     "RandomK",
     "Report",
     "Scheme",
@@ -100,6 +108,7 @@ __all__ = [
     "StateError",
     "Threshold",
     "TopK",
+    "TwoBit",
     "Warmup",
     "Wire",
     "attach",

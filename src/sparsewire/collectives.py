@@ -87,8 +87,11 @@ class Desk(Protocol):
     def write(self, indices: Tensor, values: Tensor) -> Tensor:
         """One rank's message."""
 
-    def read(self, message: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-        """Rank `rank`'s indices and values again."""
+    def read(self, messages: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """All ranks' indices and values again, in rank order; damage is remembered."""
+
+    def agree(self, total: Tensor | None = None) -> Talk:
+        """Raise on all ranks if any found damage, or holds another total than the others."""
 
     def narrow(self, indices: Tensor, values: Tensor) -> Tensor:
         """One rank's values as the numbers that travel."""
@@ -119,8 +122,9 @@ class AllGather(Collective):
 
     def meet(self, indices: Tensor, values: Tensor, desk: Desk) -> Talk:
         messages = yield Gather(desk.write(indices, values))
-        for rank, message in enumerate(messages):
-            theirs, numbers = desk.read(message, rank)
+        entries = desk.read(messages)
+        yield from desk.agree()
+        for theirs, numbers in entries:
             desk.add(theirs, numbers * desk.share)
 
     def traffic(self, message: int, count: int, width: int, sum_width: int, world: int) -> int:
@@ -135,6 +139,7 @@ class AllReduce(Collective):
 
     def meet(self, indices: Tensor, values: Tensor, desk: Desk) -> Talk:
         mean = yield Reduce(desk.narrow(indices, values), values.dtype, desk.share)
+        yield from desk.agree(mean)
         desk.add(indices, mean)
 
     def traffic(self, message: int, count: int, width: int, sum_width: int, world: int) -> int:

@@ -6,7 +6,7 @@ knows nothing of networks, threads or devices; the drivers in `groups/` carry it
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,25 +15,25 @@ import torch
 from torch import Tensor
 
 from .collectives import Gather, Request
+from .desk import Call, Desk, finite
 from .kernels import reference as kernels
 from .memory import LEDGER
-from .message import FINE, HEADER_BYTES, Header, compare, fingerprint, layout_fingerprint
+from .message import (
+    CHECKSUM_BYTES,
+    FINE,
+    HEADER_BYTES,
+    VERDICT_BYTES,
+    Header,
+    compare,
+    fingerprint,
+    layout_fingerprint,
+)
 from .meter import Meter
 from .scheme import Scheme
-from .segments import Segments
+from .segments import Segments, Span
 from .selectors import Draw
 
 HUGE = 1e30  # gradients under this norm cannot overflow the memory in any number of steps
-
-
-@dataclass(frozen=True)
-class Call:
-    """Which exchange this is: the `step` and `bucket`, on `rank` of `world`."""
-
-    step: int
-    rank: int
-    world: int
-    bucket: int = 0
 
 
 @dataclass(frozen=True)
@@ -75,17 +75,17 @@ class Exchange:
     @cached_property
     def value_bytes(self) -> int:
         """Bytes for values in one message."""
-        return self.scheme.values.nbytes(self.value_count)
+        return self.scheme.values.nbytes(self.segments)
 
     @cached_property
     def message_bytes(self) -> int:
         """Bytes of one message, without the header that goes ahead."""
-        return self.index_bytes + self.value_bytes + self.padding_bytes
+        return self.index_bytes + self.value_bytes + self.padding_bytes + CHECKSUM_BYTES
 
     @cached_property
     def padding_bytes(self) -> int:
         """Bytes behind a message, so that the one behind it starts at a multiple of eight."""
-        return -(self.index_bytes + self.value_bytes) % 8
+        return -(self.index_bytes + self.value_bytes + CHECKSUM_BYTES) % 8
 
     @cached_property
     def _fingerprints(self) -> tuple[int, int]:
@@ -105,7 +105,7 @@ class Exchange:
             self.dtype.itemsize,
             world,
         )
-        return (world - 1) * ahead + payload
+        return (world - 1) * (ahead + VERDICT_BYTES) + payload
 
     def run(
         self,
@@ -124,7 +124,7 @@ class Exchange:
             if unsound == FINE:
                 indices, values = self._withdraw(gradient, before, after, call)
                 if not (
-                    _finite(values) and (max(norms, default=0.0) < HUGE or _finite(after[LEDGER]))
+                    finite(values) and (max(norms, default=0.0) < HUGE or finite(after[LEDGER]))
                 ):
                     unsound = norms.index(max(norms))  # the sum with the memory overflows
 
@@ -136,12 +136,19 @@ class Exchange:
         if bad:
             return Unsound(bad)
 
+        unused: list[Span] = []
         if self.skips_unused:
-            used = yield Gather(self._used(gradient))
-            self._leave_out(torch.stack(list(used)).amax(dim=0), indices, values, before, after)
+            flags = yield Gather(self._used(gradient))
+            used = torch.stack(list(flags)).amax(dim=0).tolist()
+            unused = [
+                span for span, is_used in zip(self.segments.spans, used, strict=True) if not is_used
+            ]
+            self._leave_out(unused, indices, values)
 
-        desk = _Desk(self, gradient, after[LEDGER], call, meter)
+        desk = Desk(self, gradient, after[LEDGER], call, meter)
         yield from self.scheme.collective.meet(indices, values, desk)
+        for span in unused:
+            self._undo(span, gradient, before, after)
         return None
 
     def _header(self, call: Call, unsound: int) -> Header:
@@ -183,20 +190,9 @@ class Exchange:
         entire = kernels.take_runs(ledger, self.segments.whole_runs)
         return indices, torch.cat([selected, entire]) if entire.numel() else selected
 
-    def _leave_out(
-        self,
-        used: Tensor,
-        indices: Tensor,
-        values: Tensor,
-        before: Mapping[str, Tensor],
-        after: Mapping[str, Tensor],
-    ) -> None:
-        """Undo this step's deposit and withdrawal for parameters that no rank used."""
-        for span, is_used in zip(self.segments.spans, used.tolist(), strict=True):
-            if is_used:
-                continue
-            for name, remembered in before.items():
-                after[name][span.start : span.stop] = remembered[span.start : span.stop]
+    def _leave_out(self, unused: Sequence[Span], indices: Tensor, values: Tensor) -> None:
+        """Send nothing of these parameters."""
+        for span in unused:
             inside = (indices >= span.start) & (indices < span.stop)
             values[: indices.numel()][inside] = 0
             at = indices.numel()
@@ -206,64 +202,11 @@ class Exchange:
                     values[at + low - start : at + high - start] = 0
                 at += stop - start
 
-
-def _finite(values: Tensor) -> bool:
-    """Whether all values are; a norm tells fast, unless it overflows itself."""
-    return bool(torch.linalg.vector_norm(values) < float("inf")) or bool(values.isfinite().all())
-
-
-@dataclass
-class _Desk:
-    """Writes and reads the messages of one exchange, and writes the mean into the gradient."""
-
-    exchange: Exchange
-    gradient: Tensor
-    ledger: Tensor
-    call: Call
-    meter: Meter
-
-    def __post_init__(self) -> None:
-        self.share = 1 / self.call.world
-        self._cleared = False
-
-    def write(self, indices: Tensor, values: Tensor) -> Tensor:
-        with self.meter.stage("encode"):
-            scheme = self.exchange.scheme
-            data = scheme.values.encode(values)
-            self._put_back(indices, values, data)
-            padding = data.new_zeros(self.exchange.padding_bytes)
-            written = scheme.indices.encode(indices, self.exchange.segments)
-            return torch.cat([written, data, padding])
-
-    def read(self, message: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-        with self.meter.stage("decode"):
-            scheme, segments = self.exchange.scheme, self.exchange.segments
-            split = self.exchange.index_bytes
-            end = split + self.exchange.value_bytes
-            if scheme.indices.written:
-                indices = scheme.indices.decode(message[:split], segments)
-            else:
-                draw = Draw(scheme.seed, self.call.step, rank)
-                indices = scheme.selector.coordinates(segments, draw, message.device)
-            return indices, scheme.values.decode(message[split:end], self.ledger.dtype)
-
-    def narrow(self, indices: Tensor, values: Tensor) -> Tensor:
-        with self.meter.stage("encode"):
-            codec = self.exchange.scheme.values
-            data = codec.encode(values)
-            self._put_back(indices, values, data)
-            return data.view(codec.dtype)
-
-    def add(self, indices: Tensor, values: Tensor) -> None:
-        with self.meter.stage("decode"):
-            if not self._cleared:
-                self.gradient.zero_()
-                self._cleared = True
-            kernels.add_entries(self.gradient, indices, values, self.exchange.segments.whole_runs)
-
-    def _put_back(self, indices: Tensor, values: Tensor, data: Tensor) -> None:
-        """What the value codec changed goes back into the ledger."""
-        codec = self.exchange.scheme.values
-        if not codec.exact(values.dtype):
-            error = values - codec.decode(data, values.dtype)
-            kernels.add_entries(self.ledger, indices, error, self.exchange.segments.whole_runs)
+    @staticmethod
+    def _undo(
+        span: Span, gradient: Tensor, before: Mapping[str, Tensor], after: Mapping[str, Tensor]
+    ) -> None:
+        """Nothing happened to this parameter, even where a codec reads a zero as something else."""
+        gradient[span.start : span.stop] = 0
+        for name, remembered in before.items():
+            after[name][span.start : span.stop] = remembered[span.start : span.stop]

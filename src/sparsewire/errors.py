@@ -30,5 +30,9 @@ class DisagreementError(ExchangeError):
     """Ranks that disagree on scheme, layout or step."""
 
 
+class DamageError(ExchangeError):
+    """A message that arrived other than it was sent, or that no rank of this scheme would send."""
+
+
 class NonFiniteError(ExchangeError):
     """NaN or infinity in some rank's gradient."""

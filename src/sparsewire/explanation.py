@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from .engine import Exchange
-from .message import HEADER_BYTES
+from .message import CHECKSUM_BYTES, HEADER_BYTES, VERDICT_BYTES
 from .report import dense_traffic, human_bytes
 from .scheme import AnyScheme, Scheme, Warmup, as_scheme
 from .segments import Shape
@@ -28,6 +28,7 @@ class Explanation:
     index_bytes: int
     value_bytes: int
     padding_bytes: int
+    check_bytes: int
     sent_bytes: int
     dense_float32_bytes: int
     dense_bfloat16_bytes: int
@@ -39,7 +40,8 @@ class Explanation:
         return asdict(self)
 
     def __str__(self) -> str:
-        message = self.header_bytes + self.index_bytes + self.value_bytes + self.padding_bytes
+        parts = (self.header_bytes, self.index_bytes, self.value_bytes, self.padding_bytes)
+        message = sum(parts) + self.check_bytes
         share = 100 * (self.selected + self.whole) / max(1, self.parameters)
         bits = 8 * message / max(1, self.parameters)
         ratio32, ratio16 = (
@@ -71,7 +73,7 @@ def explain(
     """What `scheme` sends each step for parameters of these shapes on this many workers.
 
     >>> print(explain("TopK(0.01)", {"w": (1000, 1000)}, 4).sent_bytes)
-    240168
+    152340
     """
     chosen = as_scheme(scheme)
     full = chosen.at(2**62)
@@ -89,6 +91,7 @@ def explain(
         index_bytes=exchange.index_bytes,
         value_bytes=exchange.value_bytes,
         padding_bytes=exchange.padding_bytes,
+        check_bytes=CHECKSUM_BYTES + VERDICT_BYTES,
         sent_bytes=exchange.traffic(workers),
         dense_float32_bytes=dense_traffic(segments.size, workers, 4),
         dense_bfloat16_bytes=dense_traffic(segments.size, workers, 2),
@@ -103,6 +106,9 @@ def _why(scheme: Scheme) -> str:
         return (
             f"all ranks send the same coordinates with {selector}, so values are added on the way"
         )
+    if scheme.selector.shared and not scheme.values.linear:
+        codec = type(scheme.values).__name__
+        return f"messages in {codec} cannot be added on the way, so all must see all"
     if scheme.selector.shared:
         return "as asked; values at shared coordinates could also be added by AllReduce()"
     if scheme.selector.predictable:

@@ -1,4 +1,8 @@
-"""How coordinates are written: an index codec turns ascending indices into bytes and back."""
+"""How coordinates are written: an index codec turns ascending indices into bytes and back.
+
+The number of bytes follows from the segments alone. Index `size`, one past the last coordinate, is
+"nowhere": it fills the room that a selector with a varying count leaves, behind all other indices.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .errors import SchemeError
+from .kernels import bits
 from .notation import Part
 from .segments import Segments
 
@@ -33,6 +38,73 @@ class IndexCodec(Part, ABC):
 
 
 @dataclass(frozen=True, repr=False)
+class EliasFano(IndexCodec):
+    """About 1.5 bits over the logarithm of the spacing: 8.56 bits per index at 1 %.
+
+    With b = ⌊log₂(n/k)⌋, the low b bits of every index are written as they are, and the high bits
+    as k flags among n/2^b: k·(b + 1) + n/2^b bits, within 6 % of the entropy of random coordinates.
+
+    Reference: Elias 1974; Fano 1971.
+    """
+
+    written = True
+
+    @staticmethod
+    def low_bits(segments: Segments) -> int:
+        """b: how many bits of an index are written as they are."""
+        spacing = segments.size // max(1, segments.room)
+        return max(0, spacing.bit_length() - 1)
+
+    def _flags(self, segments: Segments) -> int:
+        return segments.room + (segments.size >> self.low_bits(segments)) + 1
+
+    def nbytes(self, segments: Segments) -> int:
+        if not segments.room:
+            return 0
+        low = bits.packed_bytes(segments.room, self.low_bits(segments))
+        return low + bits.packed_bytes(self._flags(segments), 1)
+
+    def encode(self, indices: Tensor, segments: Segments) -> Tensor:
+        if not segments.room:
+            return torch.empty(0, dtype=torch.uint8, device=indices.device)
+        width = self.low_bits(segments)
+        rank = torch.arange(segments.room, device=indices.device)
+        flags = bits.set_flags((indices >> width) + rank, self._flags(segments))
+        return torch.cat([bits.pack(indices & ((1 << width) - 1), width), flags])
+
+    def decode(self, data: Tensor, segments: Segments) -> Tensor:
+        if not segments.room:
+            return torch.empty(0, dtype=torch.int64, device=data.device)
+        width = self.low_bits(segments)
+        split = bits.packed_bytes(segments.room, width)
+        rank = torch.arange(segments.room, device=data.device)
+        high = bits.find_flags(data[split:]) - rank
+        return (high << width) | bits.unpack(data[:split], segments.room, width)
+
+
+@dataclass(frozen=True, repr=False)
+class Bitmap(IndexCodec):
+    """One bit per coordinate: the smallest where more than about a quarter of them travel."""
+
+    written = True
+
+    def nbytes(self, segments: Segments) -> int:
+        return bits.packed_bytes(segments.size, 1) if segments.room else 0
+
+    def encode(self, indices: Tensor, segments: Segments) -> Tensor:
+        if not segments.room:
+            return torch.empty(0, dtype=torch.uint8, device=indices.device)
+        return bits.set_flags(indices[indices < segments.size], segments.size)
+
+    def decode(self, data: Tensor, segments: Segments) -> Tensor:
+        indices = torch.full((segments.room,), segments.size, device=data.device)
+        if segments.room:
+            found = bits.find_flags(data)
+            indices[: found.numel()] = found
+        return indices
+
+
+@dataclass(frozen=True, repr=False)
 class Int32(IndexCodec):
     """32 bits per index, counted from the start of the exchanged gradient."""
 
@@ -45,7 +117,7 @@ class Int32(IndexCodec):
         if segments.size >= 2**31:
             raise SchemeError(
                 f"Int32 indices reach 2^31 coordinates and this gradient has {segments.size}: "
-                f"use scope='layer', so that buckets are exchanged one by one"
+                f"use indices=EliasFano()"
             )
         return indices.to(torch.int32).view(torch.uint8)
 
@@ -69,4 +141,4 @@ class Implied(IndexCodec):
         raise NotImplementedError("implied indices come from the selector")
 
 
-ALL: tuple[type[IndexCodec], ...] = (Int32, Implied)
+ALL: tuple[type[IndexCodec], ...] = (EliasFano, Bitmap, Int32, Implied)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,14 +16,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .errors import DisagreementError
+from .errors import DamageError, DisagreementError
 from .segments import Segments
 
 MAGIC = b"SPWR"
-VERSION = 1
+VERSION = 2
 _LAYOUT = struct.Struct("<4sHHIiqQQQQ")
 HEADER_BYTES = _LAYOUT.size
 FINE = -1
+CHECKSUM_BYTES = 4
+_CONTEXT = struct.Struct("<IqQ")
+_VERDICT = struct.Struct("<iBxxxI")
+VERDICT_BYTES = _VERDICT.size
 
 _FIELDS = {
     "version": "the version of sparsewire's wire format",
@@ -92,6 +97,90 @@ def compare(headers: Sequence[Header], own: Header, scheme: str) -> None:
             f"{who} of {len(said)} disagree{'s' if len(odd) == 1 else ''} with the others on "
             f"{words}{detail}, at step {own.step}, bucket {own.bucket}; this is rank {own.rank} "
             f"with {scheme}. All ranks must run the same code, model and scheme"
+        )
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What is wrong with a message, and whose it is."""
+
+    sender: int
+    reason: str
+
+
+class Damaged(Exception):
+    """Raised while a message is read; becomes a `Damage` once the sender is known."""
+
+
+REASONS = (
+    "its checksum does not match",
+    "its indices are not ascending, unique and in range",
+    "it holds values that are not finite",
+    "it cannot be decoded",
+    "its length is not what the scheme says",
+)
+
+
+def checksum(body: Tensor, rank: int, step: int, bucket: int) -> int:
+    """CRC-32 of a message and of whose, which step's and which bucket's it is."""
+    context = zlib.crc32(_CONTEXT.pack(rank, step, bucket))
+    return zlib.crc32(body.cpu().numpy().data, context)
+
+
+def seal(body: Tensor, rank: int, step: int, bucket: int) -> Tensor:
+    """The message with its checksum behind it."""
+    crc = checksum(body, rank, step, bucket).to_bytes(CHECKSUM_BYTES, "little")
+    return torch.cat([body, torch.tensor(list(crc), dtype=torch.uint8, device=body.device)])
+
+
+def unseal(message: Tensor, rank: int, step: int, bucket: int) -> Tensor:
+    """The message without its checksum, which must match."""
+    body, crc = message[:-CHECKSUM_BYTES], bytes(message[-CHECKSUM_BYTES:].tolist())
+    if checksum(body, rank, step, bucket) != int.from_bytes(crc, "little"):
+        raise Damaged(REASONS[0])
+    return body
+
+
+def check_indices(indices: Tensor, size: int, room: int) -> None:
+    """Refuse indices that are not ascending, unique and in range, "nowhere" at the end aside."""
+    if indices.numel() != room:
+        raise Damaged(REASONS[3])
+    if not room:
+        return
+    rising = indices[1:] > indices[:-1]
+    if rising.count_nonzero() < room - 1:  # counting takes half as long as all()
+        rising |= indices[1:] == size
+        if not rising.all():
+            raise Damaged(REASONS[1])
+    if indices[0] < 0 or indices[-1] > size:
+        raise Damaged(REASONS[1])
+
+
+def pack_verdict(damage: Damage | None, digest: int) -> Tensor:
+    """What a rank found, as uint8 tensor of `VERDICT_BYTES`: damage, and a checksum of the sum."""
+    sender = FINE if damage is None else damage.sender
+    reason = 0 if damage is None else REASONS.index(damage.reason)
+    return torch.frombuffer(bytearray(_VERDICT.pack(sender, reason, digest)), dtype=torch.uint8)
+
+
+def agree(verdicts: Sequence[Tensor], step: int, bucket: int) -> None:
+    """Raise on all ranks if any found damage, or if the sums that they hold are not the same."""
+    found = [_VERDICT.unpack(verdict.cpu().numpy().tobytes()) for verdict in verdicts]
+    where = f"at step {step}, bucket {bucket}"
+    for receiver, (sender, reason, _) in enumerate(found):
+        if sender != FINE:
+            words = REASONS[reason] if reason < len(REASONS) else "it is damaged"
+            raise DamageError(
+                f"the message of rank {sender} that rank {receiver} received {where}: {words}. No "
+                f"rank took the step and no memory changed"
+            )
+    digests = Counter(digest for _, _, digest in found)
+    usual = digests.most_common(1)[0][0]
+    odd = [rank for rank, (_, _, digest) in enumerate(found) if digest != usual]
+    if odd:
+        raise DamageError(
+            f"the sum that rank {odd[0]} received {where} is not what the others hold. No rank "
+            f"took the step and no memory changed"
         )
 
 

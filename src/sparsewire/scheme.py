@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass
 from . import collectives, indices, memory, selectors, values
 from .collectives import AllGather, AllReduce, Collective
 from .errors import SchemeError
-from .indices import Implied, IndexCodec, Int32
+from .indices import Bitmap, EliasFano, Implied, IndexCodec
 from .memory import ErrorFeedback, Memory
 from .notation import Part, check_flag, nearest, read
 from .segments import Scope, Segments, Shape
@@ -64,7 +64,7 @@ class Scheme(Part):
 
     def implied(self, name: str) -> object:
         if name == "indices":
-            return Implied() if self.selector.predictable else Int32()
+            return Implied() if self.selector.predictable else _smallest(self.selector)
         if name == "collective":
             adds = self.selector.shared and self.values.linear and not self.indices.written
             return AllReduce() if adds else AllGather()
@@ -113,7 +113,7 @@ class Scheme(Part):
         if not self.indices.written and not self.selector.predictable:
             raise SchemeError(
                 f"{self.selector!r} needs its indices sent, since they depend on the gradient: "
-                f"write indices=Int32() or leave indices out"
+                f"write indices=EliasFano() or leave indices out"
             )
 
     def at(self, step: int) -> Scheme:
@@ -229,6 +229,16 @@ def as_scheme(given: object) -> AnyScheme:
     raise SchemeError(
         f"{given!r} is no scheme: write a selector such as TopK(0.01), or Scheme(TopK(0.01), …)"
     )
+
+
+def _smallest(selector: Selector) -> IndexCodec:
+    """The index codec with the fewest bits per coordinate at the selector's density."""
+    ratio = getattr(selector, "ratio", None)
+    if ratio is None:
+        return EliasFano()
+    low = math.floor(-math.log2(ratio))  # not of 1/ratio, which may be beyond all bounds
+    # bits per coordinate of the gradient: 1, or ratio·(low + 1) + 1/2^low
+    return Bitmap() if ratio * (low + 1) + 2.0**-low > 1 else EliasFano()
 
 
 def _check_kind(where: str, part: object, kind: type, family: tuple[type, ...]) -> None:

@@ -16,19 +16,24 @@ from hypothesis import settings
 from torch import Tensor
 
 import sparsewire as sw
-from sparsewire.engine import Call, Exchange, Unsound
+from sparsewire.desk import Call
+from sparsewire.engine import Exchange, Unsound
 from sparsewire.ledger import Ledger
 from sparsewire.memory import LEDGER
 from sparsewire.meter import Meter
 from sparsewire.scheme import AnyScheme, as_scheme
 from sparsewire.segments import Segments
 from sparsewire.selectors import Draw, Selector
+from sparsewire.values import Place, ValueCodec
 
 EXAMPLES: dict[type, tuple[Any, ...]] = {
     sw.TopK: (sw.TopK(0.1), sw.TopK(count=3)),
     sw.Threshold: (sw.Threshold(0.1), sw.Threshold(0.05, sample=100)),
     sw.RandomK: (sw.RandomK(0.1), sw.RandomK(0.1, shared=False)),
     sw.BlockRandomK: (sw.BlockRandomK(0.1), sw.BlockRandomK(0.1, shared=True)),
+    sw.OneBit: (sw.OneBit(), sw.OneBit("threshold"), sw.OneBit("column")),
+    sw.KBit: (sw.KBit(3),),
+    sw.QSGD: (sw.QSGD(), sw.QSGD(8, bucket=64)),
     sw.MomentumCorrection: (
         sw.MomentumCorrection(),
         sw.MomentumCorrection(0.5, nesterov=True),
@@ -63,6 +68,19 @@ def examples(family: str) -> list[Any]:
 def random_selectors() -> list[Selector]:
     """Selectors that choose by chance: predictable, and not everything."""
     return [s for s in examples("selectors") if s.predictable and s.contraction(1000) < 1]
+
+
+def is_cast(codec: ValueCodec) -> bool:
+    """Whether every value is written as a number of its own."""
+    return codec.linear
+
+
+def rolls_dice(codec: ValueCodec) -> bool:
+    """Whether what is written depends on the key, and so on the rank."""
+    segments = alone(sw.TopK(count=99), 100)
+    values = torch.linspace(0.1, 1, 99)
+    first, second = (Place(torch.arange(99), segments, key) for key in (1, 2))
+    return not torch.equal(codec.encode(values, first), codec.encode(values, second))
 
 
 def combinations() -> Iterator[sw.Scheme]:

@@ -18,8 +18,10 @@ from .cases import (
     WORLDS,
     Crew,
     examples,
+    is_cast,
     label,
     noise,
+    rolls_dice,
     within,
 )
 
@@ -33,12 +35,13 @@ FULL = [
 ]
 
 
-# the choice does not depend on the rank, by chance or by where its sample begins
+# neither the choice nor the rounding depends on the rank, by chance or where a sample begins
 SYMMETRIC = [
     scheme
     for scheme in SAMPLE
     if (scheme.selector.shared or not scheme.selector.predictable)
     and getattr(scheme.selector, "sample", 1000) >= 1000
+    and not rolls_dice(scheme.values)
 ]
 
 
@@ -56,6 +59,8 @@ def test_order_of_ranks_only_moves_the_rounding(scheme: sw.Scheme) -> None:
     there, back = Crew(scheme, 3), Crew(scheme, 3)
     gradients = noise(3, there.size, 0)
     total = torch.stack(gradients).double().abs().sum(dim=0)
+    if not is_cast(scheme.values):
+        total += 3 * total.max()  # a quantized value may be as large as any other
     mean = there.exchange(gradients)[0]
     assert within(mean, back.exchange(gradients[::-1])[0], 4 * EPS * total)
 

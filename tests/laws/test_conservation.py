@@ -23,6 +23,7 @@ from .cases import (
     WORLDS,
     Crew,
     examples,
+    is_cast,
     label,
     noise,
     within,
@@ -40,16 +41,27 @@ class Balance:
         self.deposited = torch.zeros(crew.size, dtype=torch.float64)
         self.applied = torch.zeros(crew.size, dtype=torch.float64)
         self.moved = torch.zeros(crew.size, dtype=torch.float64)  # magnitudes, for the tolerance
+        self.most = torch.zeros(crew.size, dtype=torch.float64)  # that memory and mean ever held
 
     def step(self, gradients: list[Tensor], deposits: list[Tensor] | None = None) -> None:
         for deposit in gradients if deposits is None else deposits:
             self.deposited += deposit.double()
             self.moved += deposit.double().abs()
-        self.applied += self.crew.world * self.crew.exchange(gradients)[0].double()
+        mean = self.crew.exchange(gradients)[0].double()
+        self.applied += self.crew.world * mean
+        kept = [self.crew.remembered(rank).abs() for rank in range(self.crew.world)]
+        held = self.crew.world * mean.abs() + torch.stack(kept).sum(dim=0)
+        self.most = torch.maximum(self.most, held)
 
     def holds(self) -> bool:
-        """Every operation of a step rounds once: a few per step and rank, each by eps / 2."""
-        rounding = 4 * EPS * (self.crew.step + self.crew.world) * self.moved
+        """Every operation of a step rounds once: a few per step and rank, each by eps / 2.
+
+        Casts round in proportion to what was deposited. Quantized values may be far larger than
+        those they stand for, and so is what they leave in the memory: that rounds as well.
+        """
+        scheme = self.crew.scheme.at(self.crew.step)
+        scale = self.moved if is_cast(scheme.values) else self.moved + self.most
+        rounding = 4 * EPS * (self.crew.step + self.crew.world) * scale
         return within(self.applied + self.crew.owed(), self.deposited, rounding)
 
 

@@ -9,8 +9,9 @@ import sparsewire as sw
 from sparsewire.collectives import Gather, Request
 from sparsewire.engine import Call
 from sparsewire.groups.simulated import answer_all
-from sparsewire.message import HEADER_BYTES
-from sparsewire.values import ValueCodec
+from sparsewire.message import HEADER_BYTES, VERDICT_BYTES
+from sparsewire.segments import Segments
+from sparsewire.values import Place, ValueCodec
 
 from .cases import SAMPLE, SHAPES, Crew, examples, label, noise
 
@@ -51,7 +52,8 @@ def test_meter_engine_and_explanation_agree(scheme: sw.Scheme) -> None:
 def test_requests_are_as_large_as_announced(scheme: sw.Scheme, skips_unused: bool) -> None:
     crew = Crew(scheme, 3, skips_unused=skips_unused)
     engine = crew.engine
-    header, *flags, payload = requests_of(crew)
+    header, *flags, payload, verdict = requests_of(crew)
+    assert verdict.payload.numel() == VERDICT_BYTES
     assert header.payload.numel() == HEADER_BYTES
     assert [flag.payload.numel() for flag in flags] == [len(SHAPES)] * skips_unused
     width = payload.payload.dtype.itemsize
@@ -61,22 +63,32 @@ def test_requests_are_as_large_as_announced(scheme: sw.Scheme, skips_unused: boo
     else:
         assert payload.payload.numel() == engine.value_count
         assert width * payload.payload.numel() == engine.value_bytes
-    total = sum(request.traffic(3) for request in (header, *flags, payload))
+    total = sum(request.traffic(3) for request in (header, *flags, payload, verdict))
     assert total == engine.traffic(3)
 
 
 @pytest.mark.parametrize("codec", examples("values"), ids=label)
-@pytest.mark.parametrize("count", [0, 1, 7, 100])
-def test_value_codecs_write_what_they_announce(codec: ValueCodec, count: int) -> None:
-    data = codec.encode(torch.ones(count))
-    assert (data.dtype, data.numel()) == (torch.uint8, codec.nbytes(count))
+@pytest.mark.parametrize("count", [1, 7, 8, 100])
+@pytest.mark.parametrize("shapes", [{}, {"b": (5,)}, {"x": (101, 3)}, {"x": (101, 3), "b": (5,)}])
+def test_value_codecs_write_what_they_announce(
+    codec: ValueCodec, count: int, shapes: dict[str, tuple[int, ...]]
+) -> None:
+    segments = Segments.cut(shapes, sw.TopK(count=count), whole=6)
+    place = Place(torch.arange(segments.room), segments, key=1)
+    data = codec.encode(torch.ones(segments.room + segments.whole_size), place)
+    assert (data.dtype, data.numel()) == (torch.uint8, codec.nbytes(segments))
+    assert codec.decode(data, place, torch.float32).numel() == segments.room + segments.whole_size
 
 
 def test_a_sparse_scheme_sends_less_than_a_dense_one() -> None:
-    """What it is all for: 1 % of a matrix with 4-byte indices is 50 times less."""
+    """What it is all for: 1 % of a matrix is 79 times less, and 303 times with two-bit values."""
     shapes = {"w": (1000, 1000)}
     dense = sw.explain("Scheme(Dense(), collective=AllGather())", shapes, 4).sent_bytes
     sparse = sw.explain("TopK(0.01)", shapes, 4).sent_bytes
-    assert dense / sparse == pytest.approx(50, rel=0.01)
+    assert dense / sparse == pytest.approx(32 / 0.4056, rel=0.01)
+    int32 = sw.explain("Scheme(TopK(0.01), indices=Int32())", shapes, 4).sent_bytes
+    assert dense / int32 == pytest.approx(50, rel=0.01)
+    two_bit = sw.explain("Scheme(TopK(0.01), values=TwoBit())", shapes, 4).sent_bytes
+    assert dense / two_bit == pytest.approx(303, rel=0.01)
     blind = sw.explain("Scheme(RandomK(0.01), collective=AllGather())", shapes, 4).sent_bytes
-    assert sparse / blind == pytest.approx(2, rel=0.01)  # no index travels
+    assert int32 / blind == pytest.approx(2, rel=0.01)  # no index travels

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ..engine import Call, Exchange, Run, Unsound
+from ..desk import Call
+from ..engine import Exchange, Run, Unsound
 from ..errors import NonFiniteError, StateError
 from ..groups import Group, drive
 from ..groups.simulated import SimulatedGroup

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..engine import Call, Exchange
+from ..desk import Call
+from ..engine import Exchange
 from ..errors import AttachError, NonFiniteError, StateError
 from ..groups import Alone, Group, drive
 from ..groups.distributed import DistributedGroup

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 
-from ..engine import Call, Exchange, Unsound
-from ..errors import DisagreementError, NonFiniteError, SparsewireError
+from ..desk import Call
+from ..engine import Exchange, Unsound
+from ..errors import DamageError, DisagreementError, NonFiniteError, SparsewireError
 from ..groups import drive
 from ..groups.distributed import DistributedGroup
 from ..groups.worker import Promise, Worker
@@ -158,7 +159,7 @@ class Pipeline:
                     self._exchange(step, scheme, bucket)
                 if bucket.is_last and step.error is None:
                     self._finish(step)
-            except (DisagreementError, NonFiniteError) as error:
+            except (DisagreementError, DamageError, NonFiniteError) as error:
                 # all ranks see these at the same place: the step fails, the group lives on
                 self.ledger.discard()
                 step.error = self.error = error

@@ -24,7 +24,7 @@ DEMO_SCHEMES = (
     "Threshold(0.01)",
     "RandomK(0.01)",
     "BlockRandomK(0.01)",
-    "Scheme(TopK(0.01), values=BFloat16())",
+    "Scheme(TopK(0.01), values=TwoBit())",
 )
 
 

@@ -83,7 +83,7 @@ def top_k(ledger: Tensor, segments: Segments) -> Tensor:
 def over_threshold(ledger: Tensor, segments: Segments, sample: int, key: int) -> Tensor:
     """Indices of the magnitudes that reach a threshold found on a strided sample.
 
-    More hits than room: the largest stay. Fewer: the rest of the room is filled with `size`.
+    More hits than room in a piece: the largest stay. Fewer: the rest of the message is `size`.
     """
     chosen = []
     for piece in segments.pieces:
@@ -95,10 +95,11 @@ def over_threshold(ledger: Tensor, segments: Segments, sample: int, key: int) ->
         hits = ((magnitudes >= threshold) & (magnitudes > 0)).nonzero().squeeze(1)
         if hits.numel() > piece.room:
             hits = hits[_top_mask(magnitudes[hits][None], piece.room)[0]]
-        slots = torch.full((piece.room,), segments.size, device=ledger.device)
-        slots[: hits.numel()] = hits + piece.start
-        chosen.append(slots)
-    return _joined(chosen, ledger.device)
+        chosen.append(hits + piece.start)
+    hits = _joined(chosen, ledger.device)
+    indices = torch.full((segments.room,), segments.size, device=ledger.device)
+    indices[: hits.numel()] = hits
+    return indices
 
 
 def random_k(segments: Segments, key: int, device: torch.device) -> Tensor:

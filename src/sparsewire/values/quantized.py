@@ -1,0 +1,259 @@
+"""A few bits per selected value, and a few float32 centres that say what the bits stand for.
+
+Values that travel whole are few and matter: they go as bfloat16 beside the bits.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from ..errors import SchemeError
+from ..kernels import bits as packing
+from ..kernels.counter import below, mix, stream
+from ..segments import Segments
+from .base import Place, ValueCodec, from_bytes, to_bytes
+
+_WHOLE = torch.bfloat16
+_MOST = torch.finfo(torch.float32).max
+
+
+class _Quantized(ValueCodec):
+    """Centres first, then the packed codes of the selected values, then the whole values."""
+
+    linear = False
+    dtype = _WHOLE
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """Bits per selected value."""
+
+    @abstractmethod
+    def centres(self, segments: Segments) -> int:
+        """How many float32 centres a message holds."""
+
+    @abstractmethod
+    def quantize(self, values: Tensor, place: Place) -> tuple[Tensor, Tensor]:
+        """The centres, and an integer of `width` bits for every selected value."""
+
+    @abstractmethod
+    def restore(self, centres: Tensor, codes: Tensor, place: Place) -> Tensor:
+        """What the codes stand for."""
+
+    def exact(self, dtype: torch.dtype) -> bool:
+        return False
+
+    def nbytes(self, segments: Segments) -> int:
+        codes = packing.packed_bytes(segments.room, self.width)
+        return 4 * self.centres(segments) + codes + _WHOLE.itemsize * segments.whole_size
+
+    def encode(self, values: Tensor, place: Place) -> Tensor:
+        room = place.segments.room
+        centres, codes = self.quantize(values[:room].double().clamp(-_MOST, _MOST).float(), place)
+        return torch.cat(
+            [
+                to_bytes(centres, torch.float32),
+                packing.pack(codes, self.width),
+                to_bytes(values[room:], _WHOLE),
+            ]
+        )
+
+    def decode(self, data: Tensor, place: Place, dtype: torch.dtype) -> Tensor:
+        room = place.segments.room
+        split = 4 * self.centres(place.segments)
+        end = split + packing.packed_bytes(room, self.width)
+        centres = from_bytes(data[:split], torch.float32)
+        codes = packing.unpack(data[split:end], room, self.width)
+        selected = self.restore(centres, codes, place)
+        return torch.cat([selected.to(dtype), from_bytes(data[end:], _WHOLE).to(dtype)])
+
+
+def _mean_magnitudes(values: Tensor, owner: Tensor, count: int, place: Place) -> Tensor:
+    """The mean |value| of each owner; added in float64, so that the order is no matter.
+
+    Zeros count like other values, since they too are read as ± a centre: without them, a few
+    large values among zeros would come back many times over.
+    """
+    sums = torch.zeros(count, dtype=torch.float64, device=values.device)
+    sums.index_add_(0, owner, values.abs().double())
+    somewhere = (place.indices < place.segments.size).double()
+    shares = torch.zeros_like(sums).index_add_(0, owner, somewhere)
+    return sums / shares.clamp(min=1)
+
+
+def _pieces(place: Place) -> Tensor:
+    """The number of the piece that each selected value belongs to."""
+    starts = place.segments.table(place.indices.device).starts
+    return torch.bucketize(place.indices, starts, right=True) - 1
+
+
+def _columns(place: Place) -> Tensor:
+    """The number of the column, over all parameters, that each selected value lies in."""
+    device = place.indices.device
+    spans = place.segments.spans
+    table = [(span.start, _column_count(span.shape)) for span in spans]
+    starts, widths = (
+        torch.tensor(table, dtype=torch.int64, device=device).view(-1, 2).T.contiguous()
+    )
+    # "nowhere" counts with the last column: nothing is ever added there
+    inside = place.indices.clamp(max=place.segments.size - 1)
+    span = torch.bucketize(inside, starts, right=True) - 1
+    first = torch.cumsum(widths, 0) - widths
+    column: Tensor = first[span] + (inside - starts[span]) % widths[span]
+    return column
+
+
+def _column_count(shape: tuple[int, ...]) -> int:
+    return max(1, math.prod(shape[1:]))
+
+
+@dataclass(frozen=True, repr=False)
+class OneBit(_Quantized):
+    """One bit per value: its sign, standing for plus or minus a centre.
+
+    The centre is the smallest magnitude sent ('threshold', after Strom), the mean magnitude of the
+    value's column in its weight matrix ('column', after Dryden), or of its piece ('global').
+
+    Reference: Aji & Heafield 2017, section 3.4.
+    """
+
+    centre: Literal["threshold", "column", "global"] = "global"
+    width: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        if self.centre not in ("threshold", "column", "global"):
+            raise SchemeError(
+                f"OneBit's centre is 'threshold', 'column' or 'global', not {self.centre!r}"
+            )
+
+    def centres(self, segments: Segments) -> int:
+        if self.centre == "column":
+            return sum(_column_count(span.shape) for span in segments.spans)
+        return len(segments.pieces)
+
+    def quantize(self, values: Tensor, place: Place) -> tuple[Tensor, Tensor]:
+        count = self.centres(place.segments)
+        owner = self._owner(place)
+        centres = _mean_magnitudes(values, owner, count, place).float()
+        if self.centre == "threshold":
+            # the smallest but for zeros, where the mean bounds it: it must not be 0 for ever
+            sizes = torch.where(values == 0, math.inf, values.abs())
+            centres.scatter_reduce_(0, owner, sizes, "amin")
+        return centres, (values < 0).long()
+
+    def restore(self, centres: Tensor, codes: Tensor, place: Place) -> Tensor:
+        return centres[self._owner(place)] * (1 - 2 * codes)
+
+    def _owner(self, place: Place) -> Tensor:
+        return _columns(place) if self.centre == "column" else _pieces(place)
+
+
+class _Steps(_Quantized):
+    """A sign and the number of a step: ±step·(½ + number), step = 2·mean|x| / 2^(width−1).
+
+    Steps stay so small that the last one can be read: what is beyond it is sent in instalments.
+    """
+
+    def centres(self, segments: Segments) -> int:
+        return len(segments.pieces)
+
+    def quantize(self, values: Tensor, place: Place) -> tuple[Tensor, Tensor]:
+        levels = 1 << (self.width - 1)
+        owner = _pieces(place)
+        means = _mean_magnitudes(values, owner, len(place.segments.pieces), place)
+        steps = (means * (2 / levels)).clamp(max=_MOST / levels).float()
+        own = steps[owner]
+        number = (values.abs() / own).nan_to_num(0, levels, 0).clamp(max=levels - 1).long()
+        return steps, number * 2 + (values < 0)
+
+    def restore(self, centres: Tensor, codes: Tensor, place: Place) -> Tensor:
+        own = centres[_pieces(place)]
+        return own * ((codes >> 1) + 0.5) * (1 - 2 * (codes & 1))
+
+
+@dataclass(frozen=True, repr=False)
+class TwoBit(_Steps):
+    """Two bits per value: a sign, and whether it lies under or over the mean magnitude.
+
+    Reference: Aji & Heafield's Marian code.
+    """
+
+    width: ClassVar[int] = 2
+
+
+@dataclass(frozen=True, repr=False)
+class KBit(_Steps):
+    """`bits` bits per value: a sign and equal steps up to twice the mean magnitude of the piece.
+
+    Reference: Aji & Heafield's Marian code.
+    """
+
+    bits: int = 4
+
+    def __post_init__(self) -> None:
+        _check_bits("KBit", self.bits, 1)
+
+    @property
+    def width(self) -> int:
+        return self.bits
+
+
+@dataclass(frozen=True, repr=False)
+class QSGD(_Quantized):
+    """`bits` bits per value: a sign and a share of the norm of its bucket, rounded at random.
+
+    With s = 2^(bits−1) − 1, the level is s·|x|/‖x‖ of every `bucket` values in turn, rounded up
+    with the probability of its fraction: what arrives is right on average. The error is at most
+    bucket/s² of the values' square, so that error feedback needs a bucket smaller than s².
+
+    Reference: Alistarh et al. 2017.
+    """
+
+    bits: int = 4
+    bucket: int = 16
+
+    def __post_init__(self) -> None:
+        _check_bits("QSGD", self.bits, 2)
+        if isinstance(self.bucket, bool) or not isinstance(self.bucket, int) or self.bucket < 1:
+            raise SchemeError("QSGD's bucket is a whole number of values, at least 1")
+
+    @property
+    def width(self) -> int:
+        return self.bits
+
+    def centres(self, segments: Segments) -> int:
+        return -(-segments.room // self.bucket)
+
+    def _owner(self, place: Place) -> Tensor:
+        return torch.arange(place.indices.numel(), device=place.indices.device) // self.bucket
+
+    def quantize(self, values: Tensor, place: Place) -> tuple[Tensor, Tensor]:
+        owner, levels = self._owner(place), (1 << (self.bits - 1)) - 1
+        squares = torch.zeros(
+            self.centres(place.segments), dtype=torch.float64, device=values.device
+        )
+        squares.index_add_(0, owner, values.double().square())
+        norms = squares.sqrt().clamp(max=_MOST).float()
+        level = (values.abs() / norms[owner] * levels).nan_to_num(0, levels, 0)
+        chance = below(mix(stream(place.indices, place.key)), torch.tensor(1 << 24)) / (1 << 24)
+        number = (level + chance).floor().clamp(max=levels).long()
+        return norms, number * 2 + (values < 0)
+
+    def restore(self, centres: Tensor, codes: Tensor, place: Place) -> Tensor:
+        levels = (1 << (self.bits - 1)) - 1
+        own = centres[self._owner(place)]
+        # a share of the norm first, lest the product overflow; tensor by tensor, since dividing
+        # by a number gives other bits on a GPU than on a CPU
+        share = (codes >> 1) / torch.full_like(codes, levels)
+        return own * share * (1 - 2 * (codes & 1))
+
+
+def _check_bits(name: str, bits: int, least: int) -> None:
+    if isinstance(bits, bool) or not isinstance(bits, int) or not least <= bits <= 16:
+        raise SchemeError(f"{name}'s bits are a whole number from {least} to 16, not {bits!r}")
