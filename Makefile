@@ -6,10 +6,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint bench wheel clean help
+.PHONY: demo test lint bench bench-wire wheel clean help
 
 help:  ## what there is to make
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -29,6 +29,9 @@ lint: $(STAMP)  ## style and types
 
 bench: $(STAMP)  ## what the stages of one exchange cost here, as multiples of a copy
 	$(BIN)/python benchmarks/exchange.py
+
+bench-wire: $(STAMP)  ## bits and coding time of a message, beside floors, peers and targets
+	$(BIN)/python benchmarks/wire.py
 
 wheel: $(STAMP)  ## build the wheel into dist/
 	$(BIN)/python -m build --wheel

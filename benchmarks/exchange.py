@@ -16,7 +16,8 @@ from collections.abc import Callable
 import torch
 
 import sparsewire as sw
-from sparsewire.engine import Call, Exchange
+from sparsewire.desk import Call
+from sparsewire.engine import Exchange
 from sparsewire.groups.simulated import answer_all
 from sparsewire.ledger import Ledger
 from sparsewire.message import HEADER_BYTES
