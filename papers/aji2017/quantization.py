@@ -1,0 +1,94 @@
+"""Aji & Heafield 2017, part one: does quantization after dropping cost accuracy on MNIST?
+
+    python papers/aji2017/quantization.py [--epochs 4] [--seeds 0 1 2] [--out DIR]
+
+Trains each scheme with every seed on four real worker processes, prints test accuracy per epoch
+(mean over seeds, and the spread), and writes quantization.json and quantization.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SCHEMES = {
+    "Dense()": "dense",
+    "Threshold(0.01)": "99 % dropped, 32-bit values",
+    "Scheme(Threshold(0.01), values=TwoBit())": "99 % dropped, 2 bits",
+    "Scheme(Threshold(0.01), values=OneBit('threshold'))": "99 % dropped, 1 bit, threshold",
+    "Scheme(Threshold(0.01), values=OneBit('column'))": "99 % dropped, 1 bit, column mean",
+    "Scheme(Threshold(0.01), values=OneBit('global'))": "99 % dropped, 1 bit, global mean",
+}
+COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B87E00")
+
+
+def train(seed: int, epochs: int, workers: int, folder: Path) -> dict[str, dict[str, object]]:
+    """One seed: every scheme's summary, by the text it was asked for with."""
+    command = [sys.executable, "-m", "sparsewire.cli", "compare", "mnist", "--schemes", *SCHEMES]
+    options = ["--seed", str(seed), "--epochs", str(epochs), "--workers", str(workers)]
+    subprocess.run(
+        [*command, *options, "--out", str(folder)], check=True, stdout=subprocess.DEVNULL
+    )
+    results = json.loads((folder / "results.json").read_text())["results"]
+    return dict(zip(SCHEMES, results, strict=True))
+
+
+def plot(accuracies: dict[str, list[list[float]]], path: Path) -> None:
+    """Mean accuracy over epochs, one line a scheme, the range over seeds shaded."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    for (text, runs), colour in zip(accuracies.items(), COLOURS, strict=True):
+        columns = [[100 * value for value in epoch] for epoch in zip(*runs, strict=True)]
+        epochs = range(1, len(columns) + 1)
+        axes.plot(epochs, [statistics.mean(c) for c in columns], color=colour, label=SCHEMES[text])
+        axes.fill_between(
+            epochs, [min(c) for c in columns], [max(c) for c in columns], color=colour, alpha=0.12
+        )
+    axes.set_xticks(range(1, len(columns) + 1))
+    axes.set_xlabel("epoch")
+    axes.set_title("MNIST test accuracy, %: mean and range over seeds", loc="left", weight="bold")
+    axes.grid(axis="y", color="#e4e4e4")
+    axes.legend(frameon=False, loc="lower right")
+    figure.savefig(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    options = parser.parse_args()
+    runs = []
+    for number, seed in enumerate(options.seeds, start=1):
+        print(f"seed {seed} ({number} of {len(options.seeds)})", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            runs.append(train(seed, options.epochs, options.workers, Path(folder)))
+    accuracies = {text: [run[text]["test_accuracies"] for run in runs] for text in SCHEMES}
+    head = "".join(f"  epoch {epoch + 1:<7}" for epoch in range(options.epochs))
+    print(f"test accuracy in %, mean ± half the range over seeds {options.seeds}")
+    print(f"{'scheme':<54}{head}  sent per step")
+    for text, seeds in accuracies.items():
+        columns = [[100 * value for value in epoch] for epoch in zip(*seeds, strict=True)]
+        told = "".join(
+            f"  {statistics.mean(c):5.2f} ± {(max(c) - min(c)) / 2:4.2f}" for c in columns
+        )
+        print(f"{text:<54}{told}  {runs[0][text]['bytes_per_step'] / 1000:9.1f} kB")
+    options.out.mkdir(parents=True, exist_ok=True)
+    content = {"schema": 1, "epochs": options.epochs, "seeds": options.seeds, "runs": runs}
+    (options.out / "quantization.json").write_text(json.dumps(content, indent=1) + "\n")
+    plot(accuracies, options.out / "quantization.png")
+
+
+if __name__ == "__main__":
+    main()
