@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -171,8 +171,24 @@ class Segments:
             tables[device] = PieceTable.of(self.pieces, device)
         return tables[device]
 
+    def tiles(self, device: torch.device, length: int) -> TileTable:
+        """The gradient in tiles of at most `length`, kept for every later step."""
+        key = (device, length)
+        if key not in self._tiles:
+            self._tiles[key] = TileTable.of(self, device, length)
+        return self._tiles[key]
+
     @cached_property
     def _tables(self) -> dict[torch.device, PieceTable]:
+        return {}
+
+    @cached_property
+    def _tiles(self) -> dict[tuple[torch.device, int], TileTable]:
+        return {}
+
+    @cached_property
+    def scratch(self) -> dict[object, Any]:
+        """Where kernels keep buffers and guesses from step to step; losing them changes nothing."""
         return {}
 
     def views(self, flat: Tensor) -> Iterable[tuple[Span, Tensor]]:
@@ -189,6 +205,7 @@ class PieceTable:
     starts: Tensor
     lengths: Tensor
     counts: Tensor
+    rooms: Tensor
     owner: Tensor  # entry -> piece, for selectors that fill every slot
     place: Tensor  # entry -> its position inside the piece's entries
 
@@ -206,6 +223,40 @@ class PieceTable:
             starts=column(p.start for p in pieces),
             lengths=column(p.length for p in pieces),
             counts=counts,
+            rooms=column(p.room for p in pieces),
             owner=owner,
             place=place,
         )
+
+
+@dataclass(frozen=True)
+class TileTable:
+    """Runs of coordinates that lie in one span and in one piece, as int64 columns, ascending."""
+
+    starts: Tensor
+    stops: Tensor
+    spans: Tensor
+    pieces: Tensor  # -1 where the piece travels whole
+    wholes: Tensor  # where a whole tile's values begin among the whole values, else -1
+
+    @staticmethod
+    def of(segments: Segments, device: torch.device, length: int) -> TileTable:
+        marks = {piece.start: (number, -1) for number, piece in enumerate(segments.pieces)}
+        at = 0
+        for piece in segments.whole:
+            marks[piece.start] = (-1, at)
+            at += piece.length
+        rows: list[tuple[int, int, int, int, int]] = []
+        piece, first, begin = -1, -1, 0
+        edges = sorted({*marks, *(s.start for s in segments.spans if s.length), segments.size})
+        span = 0
+        for start, stop in zip(edges, edges[1:], strict=False):
+            if start in marks:
+                (piece, first), begin = marks[start], start
+            while not segments.spans[span].start <= start < segments.spans[span].stop:
+                span += 1
+            for low in range(start, stop, length):
+                place = first + low - begin if piece < 0 else -1
+                rows.append((low, min(low + length, stop), span, piece, place))
+        table = torch.tensor(rows, dtype=torch.int64).view(-1, 5).T.contiguous().to(device)
+        return TileTable(*table)

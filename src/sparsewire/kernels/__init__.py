@@ -1,5 +1,147 @@
-"""The inner loops: deposit, choose, withdraw.
+"""The inner loops: deposit, choose, withdraw, add up, pack.
 
-`reference` says what each one means, in plain torch, on any device. A faster version of the same
-function goes into a module of its own beside it and must agree with the reference bit for bit.
+`reference` says what each function means, in plain torch, on any device. `cpu` (numba) and `cuda`
+(Triton) do the same faster and agree with it bit for bit. `on(device)` chooses.
 """
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Protocol, cast
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ..segments import Segments
+
+SWITCH = "SPARSEWIRE_KERNELS"  # "reference" switches the fast ones off
+_FAST = {"cpu": ("cpu", "numba", 20), "cuda": ("cuda", "triton", 10)}
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What left a ledger.
+
+    Arguments:
+        indices: ascending inside each piece; `segments.size` is "nowhere" and fills unused room.
+        values: those at `indices`, then those of the whole pieces, in order.
+        squares: for each span, about the sum of squares of what was deposited.
+        unsound: the first span that holds NaN or infinity after the deposit, or -1.
+    """
+
+    indices: Tensor
+    values: Tensor
+    squares: Tensor
+    unsound: Tensor
+
+
+class Kernels(Protocol):
+    """What every module of kernels offers.
+
+    A ledger is a flat tensor with one spare slot behind its last coordinate, which stays zero.
+    The three that withdraw first set after = before + addend (`before` stays as it is; None counts
+    as zero), then take entries out of `after` and leave zero behind. Nothing here waits for a
+    device, and no size depends on the data.
+    """
+
+    def top_k(
+        self, before: Tensor | None, addend: Tensor, after: Tensor, segments: Segments
+    ) -> Taken:
+        """Withdraw the `count` largest magnitudes of every piece, equal ones from the left."""
+
+    def over_threshold(
+        self,
+        before: Tensor | None,
+        addend: Tensor,
+        after: Tensor,
+        segments: Segments,
+        sample: int,
+        key: int,
+    ) -> Taken:
+        """Withdraw what reaches a threshold found on a strided sample of every piece.
+
+        More hits than room: the largest of them. Fewer: "nowhere" behind the hits of all pieces.
+        """
+
+    def chosen(
+        self,
+        before: Tensor | None,
+        addend: Tensor,
+        after: Tensor,
+        segments: Segments,
+        indices: Tensor,
+    ) -> Taken:
+        """Withdraw what lies at `indices`."""
+
+    def random_k(self, segments: Segments, key: int, device: torch.device) -> Tensor:
+        """`count` coordinates of every piece, all subsets equally likely."""
+
+    def block_random_k(self, segments: Segments, key: int, device: torch.device) -> Tensor:
+        """One run of `count` coordinates of every piece: uniform start, wrapping around."""
+
+    def add_up(
+        self,
+        flat: Tensor,
+        messages: Sequence[tuple[Tensor, Tensor]],
+        share: float,
+        segments: Segments,
+    ) -> None:
+        """flat = the sum of all messages' (indices, values), each times `share`, in rank order."""
+
+    def put_back(self, ledger: Tensor, indices: Tensor, errors: Tensor, segments: Segments) -> None:
+        """Add rounding errors to the entries of a ledger that they came from."""
+
+    def pack(self, values: Tensor, width: int) -> Tensor:
+        """The low `width` bits of integers as bytes; see `bits`."""
+
+    def unpack(self, data: Tensor, count: int, width: int) -> Tensor:
+        """The `count` integers again, as int64."""
+
+    def set_flags(self, positions: Tensor, count: int) -> Tensor:
+        """`count` flags as bytes, those at `positions` set; positions beyond are left out."""
+
+    def find_flags(self, data: Tensor, count: int) -> Tensor:
+        """Ascending positions of the first `count` flags that are set.
+
+        Where there are fewer, the rest is 8·len(data), the position behind the last flag.
+        """
+
+    def digest(self, data: Tensor, key: int) -> Tensor:
+        """64 bits that change when any bit of `data` (whole words of eight bytes) or `key` does."""
+
+    def is_ascending(self, indices: Tensor, size: int) -> Tensor:
+        """Whether indices are ascending, unique and in range, "nowhere" at the end aside."""
+
+
+def on(device: torch.device) -> Kernels:
+    """The kernels for tensors on a device: the fastest at hand."""
+    if os.environ.get(SWITCH) == "reference":
+        return _module("reference")
+    return _fastest(device.type)
+
+
+@cache
+def _fastest(kind: str) -> Kernels:
+    if kind not in _FAST:
+        return _module("reference")
+    name, package, factor = _FAST[kind]
+    try:
+        return _module(name)
+    except ImportError as error:
+        warnings.warn(
+            f"{package} is missing ({error}): sparsewire selects with plain torch on {kind}, which "
+            f"takes up to {factor} times as long; pip install {package}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return _module("reference")
+
+
+def _module(name: str) -> Kernels:
+    return cast(Kernels, importlib.import_module(f".{name}", __name__))

@@ -18,7 +18,7 @@ def packed_bytes(count: int, width: int) -> int:
 
 
 def pack(values: Tensor, width: int) -> Tensor:
-    """Integers of at most `width` bits as `packed_bytes` bytes."""
+    """The low `width` bits of integers as `packed_bytes` bytes."""
     groups = -(-values.numel() // 8)
     padded = torch.zeros(groups * 8, dtype=torch.int64, device=values.device)
     padded[: values.numel()] = values
@@ -47,14 +47,17 @@ def unpack(data: Tensor, count: int, width: int) -> Tensor:
 
 
 def set_flags(positions: Tensor, count: int) -> Tensor:
-    """`count` flags as bytes, those at `positions` set."""
-    flags = torch.zeros(-(-count // 8) * 8, dtype=torch.uint8, device=positions.device)
-    flags[positions] = 1
-    return ((flags.view(torch.int64) * _GATHER_FLAGS) >> 56).to(torch.uint8)
+    """`count` flags as bytes, those at `positions` set; positions beyond are left out."""
+    flags = torch.zeros(-(-count // 8) * 8 + 1, dtype=torch.uint8, device=positions.device)
+    flags[positions.clamp(max=flags.numel() - 1)] = 1
+    return ((flags[:-1].view(torch.int64) * _GATHER_FLAGS) >> 56).to(torch.uint8)
 
 
-def find_flags(data: Tensor) -> Tensor:
-    """Ascending positions of all flags that are set."""
+def find_flags(data: Tensor, count: int) -> Tensor:
+    """Ascending positions of the first `count` flags that are set, then 8·len(data)."""
     table = torch.arange(256, device=data.device)[:, None] >> torch.arange(8, device=data.device)
     spread = (table & 1).to(torch.uint8).view(-1).view(torch.int64)  # eight flags in one word
-    return spread.index_select(0, data.int()).view(torch.uint8).nonzero().squeeze(1)
+    found = spread.index_select(0, data.int()).view(torch.uint8).nonzero().squeeze(1)[:count]
+    if found.numel() == count:
+        return found
+    return torch.cat([found, found.new_full((count - found.numel(),), 8 * data.numel())])

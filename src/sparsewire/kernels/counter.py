@@ -17,7 +17,7 @@ _MUL1 = 0xBF58476D1CE4E5B9
 _MUL2 = 0x94D049BB133111EB
 
 
-def _signed(word: int) -> int:
+def signed(word: int) -> int:
     """The int64 with the same 64 bits."""
     word &= _MASK
     return word - (1 << 64) if word >> 63 else word
@@ -33,9 +33,9 @@ def mix_int(word: int) -> int:
 
 def mix(words: Tensor) -> Tensor:
     """One SplitMix64 step on every int64 of a tensor (int64 arithmetic wraps around)."""
-    words = words + _signed(_GAMMA)
-    words = (words ^ ((words >> 30) & ((1 << 34) - 1))) * _signed(_MUL1)
-    words = (words ^ ((words >> 27) & ((1 << 37) - 1))) * _signed(_MUL2)
+    words = words + signed(_GAMMA)
+    words = (words ^ ((words >> 30) & ((1 << 34) - 1))) * signed(_MUL1)
+    words = (words ^ ((words >> 27) & ((1 << 37) - 1))) * signed(_MUL2)
     return words ^ ((words >> 31) & ((1 << 33) - 1))
 
 
@@ -56,26 +56,9 @@ def name_key(name: str) -> int:
 
 def stream(names: Tensor, key: int) -> Tensor:
     """One int64 per name, for the given key."""
-    return mix(names ^ _signed(key))
+    return mix(names ^ signed(key))
 
 
 def below(words: Tensor, bounds: Tensor) -> Tensor:
     """Hashed words as integers in [0, bound); the bias is under bound / 2^63."""
     return (words & ((1 << 63) - 1)) % bounds
-
-
-def shuffled(positions: Tensor, lengths: Tensor, keys: Tensor, rounds: int = 16) -> Tensor:
-    """Where each position goes under a pseudo-random permutation of [0, length).
-
-    A random rotation, then `rounds` of the swap-or-not shuffle (Hoang, Morris, Rogaway 2012):
-    in every round a position x and its mirror (pivot - x) mod length change places or not, by
-    one hashed bit that both share. It costs O(1) per position asked for, works for any length,
-    and the rotation alone makes every position's image exactly uniform.
-    """
-    image = (positions + below(mix(keys), lengths)) % lengths
-    for number in range(1, rounds + 1):
-        round_keys = mix(keys ^ _signed(fold(number)))
-        mirror = (below(round_keys, lengths) - image) % lengths
-        swap = mix(torch.maximum(image, mirror) ^ round_keys) & 1
-        image = torch.where(swap.bool(), mirror, image)
-    return image

@@ -1,23 +1,63 @@
-"""Deposit, choose and withdraw in plain torch: the meaning that any faster kernel must match.
-
-A ledger is a flat tensor with one spare slot behind its last coordinate. Index `size` (that slot)
-stands for "nowhere": selectors whose count varies fill their unused room with it.
-Indices are ascending inside each piece; equal magnitudes are taken from the lowest position up.
-"""
+"""What the kernels mean, in plain torch on any device; any faster one must agree bit for bit."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ..segments import Segments
-from .counter import below, fold, name_key, shuffled, stream
+from . import Taken
+from .bits import find_flags, pack, set_flags, unpack
+from .counter import below, fold, mix, mix_int, name_key, signed, stream
+
+if TYPE_CHECKING:
+    from ..segments import Segments
+
+__all__ = [
+    "add_up",
+    "block_random_k",
+    "chosen",
+    "digest",
+    "find_flags",
+    "is_ascending",
+    "over_threshold",
+    "pack",
+    "put_back",
+    "random_k",
+    "set_flags",
+    "top_k",
+    "unpack",
+]
 
 
-def deposit(before: Tensor | None, addend: Tensor, after: Tensor) -> None:
-    """after = before + addend, leaving `before` as it is so that a failed step can go back."""
+def top_k(before: Tensor | None, addend: Tensor, after: Tensor, segments: Segments) -> Taken:
+    _deposit(before, addend, after)
+    return _take(addend, after, segments, _largest(after, segments))
+
+
+def over_threshold(
+    before: Tensor | None,
+    addend: Tensor,
+    after: Tensor,
+    segments: Segments,
+    sample: int,
+    key: int,
+) -> Taken:
+    _deposit(before, addend, after)
+    return _take(addend, after, segments, _hits(after, segments, sample, key))
+
+
+def chosen(
+    before: Tensor | None, addend: Tensor, after: Tensor, segments: Segments, indices: Tensor
+) -> Taken:
+    _deposit(before, addend, after)
+    return _take(addend, after, segments, indices)
+
+
+def _deposit(before: Tensor | None, addend: Tensor, after: Tensor) -> None:
     target = after[: addend.numel()]
     if before is None:
         target.copy_(addend)
@@ -25,11 +65,29 @@ def deposit(before: Tensor | None, addend: Tensor, after: Tensor) -> None:
         torch.add(before[: addend.numel()], addend, out=target)
 
 
-def take(ledger: Tensor, indices: Tensor) -> Tensor:
-    """The values at `indices`, leaving zero behind."""
+def _take(addend: Tensor, ledger: Tensor, segments: Segments, indices: Tensor) -> Taken:
+    squares, unsound = _inspect(addend, ledger, segments)
     values = ledger[indices]
     ledger[indices] = 0
-    return values
+    if segments.whole_runs:
+        values = torch.cat([values, *(ledger[start:stop] for start, stop in segments.whole_runs)])
+    for start, stop in segments.whole_runs:
+        ledger[start:stop] = 0
+    return Taken(indices, values, squares, unsound)
+
+
+def _inspect(addend: Tensor, ledger: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
+    spans = [span for span in segments.spans if span.length]
+    squares = torch.zeros(len(segments.spans), dtype=torch.float64, device=ledger.device)
+    if not spans:
+        return squares, torch.tensor(-1, device=ledger.device)
+    numbers = torch.tensor([n for n, span in enumerate(segments.spans) if span.length])
+    norms = torch._foreach_norm([addend[span.start : span.stop] for span in spans])
+    squares[numbers.to(ledger.device)] = torch.stack(norms).double().square()
+    sums = torch._foreach_norm([ledger[span.start : span.stop] for span in spans], math.inf)
+    is_bad = ~torch.stack(sums).isfinite()  # the largest magnitude, or NaN
+    first = torch.where(is_bad, numbers.to(ledger.device), len(segments.spans)).amin()
+    return squares, torch.where(is_bad.any(), first, -1)
 
 
 def _likely_top(magnitudes: Tensor, count: int) -> Tensor | None:
@@ -67,27 +125,27 @@ def _top_of(magnitudes: Tensor, count: int) -> Tensor:
     return positions[_top_mask(magnitudes[positions][None], count)[0]]
 
 
-def top_k(ledger: Tensor, segments: Segments) -> Tensor:
-    """Indices of the largest magnitudes of every piece, exactly `count` of each."""
-    chosen = []
+def _magnitudes(values: Tensor) -> Tensor:
+    """Absolute values; what is not a number counts as infinite, so that all devices agree."""
+    return values.abs().nan_to_num_(math.inf, math.inf)
+
+
+def _largest(ledger: Tensor, segments: Segments) -> Tensor:
+    found = []
     for start, rows, length, count in segments.grids:
-        magnitudes = ledger[start : start + rows * length].abs()
+        magnitudes = _magnitudes(ledger[start : start + rows * length])
         if rows == 1:
-            chosen.append(_top_of(magnitudes, count) + start)
+            found.append(_top_of(magnitudes, count) + start)
         else:
             mask = _top_mask(magnitudes.view(rows, length), count)
-            chosen.append(mask.view(-1).nonzero().squeeze(1) + start)
-    return _joined(chosen, ledger.device)
+            found.append(mask.view(-1).nonzero().squeeze(1) + start)
+    return _joined(found, ledger.device)
 
 
-def over_threshold(ledger: Tensor, segments: Segments, sample: int, key: int) -> Tensor:
-    """Indices of the magnitudes that reach a threshold found on a strided sample.
-
-    More hits than room in a piece: the largest stay. Fewer: the rest of the message is `size`.
-    """
-    chosen = []
+def _hits(ledger: Tensor, segments: Segments, sample: int, key: int) -> Tensor:
+    found = []
     for piece in segments.pieces:
-        magnitudes = ledger[piece.start : piece.start + piece.length].abs()
+        magnitudes = _magnitudes(ledger[piece.start : piece.start + piece.length])
         stride = max(1, math.ceil(piece.length / sample))
         seen = magnitudes[fold(key, name_key(piece.name)) % stride :: stride]
         keep = max(1, round(seen.numel() * piece.count / piece.length))
@@ -95,23 +153,40 @@ def over_threshold(ledger: Tensor, segments: Segments, sample: int, key: int) ->
         hits = ((magnitudes >= threshold) & (magnitudes > 0)).nonzero().squeeze(1)
         if hits.numel() > piece.room:
             hits = hits[_top_mask(magnitudes[hits][None], piece.room)[0]]
-        chosen.append(hits + piece.start)
-    hits = _joined(chosen, ledger.device)
+        found.append(hits + piece.start)
+    hits = _joined(found, ledger.device)
     indices = torch.full((segments.room,), segments.size, device=ledger.device)
     indices[: hits.numel()] = hits
     return indices
 
 
 def random_k(segments: Segments, key: int, device: torch.device) -> Tensor:
-    """Indices of `count` coordinates of every piece, chosen uniformly without replacement."""
+    """Draw coordinates until `wanted` different ones are marked: those chosen, or those left out.
+
+    Draw number j of a piece is a hash of its key and j. As many are drawn as are still missing,
+    which can never be too many, until none is.
+    """
     table = segments.table(device)
-    keys = stream(table.keys, key)[table.owner]
-    image = shuffled(table.place, table.lengths[table.owner], keys)
-    return (table.starts[table.owner] + image).sort().values
+    keys = stream(table.keys, key)
+    wanted = torch.minimum(table.counts, table.lengths - table.counts)
+    marked = torch.zeros(segments.size, dtype=torch.bool, device=device)
+    drawn = torch.zeros_like(wanted)
+    missing = wanted
+    while missing.any():
+        owner = torch.repeat_interleave(missing)
+        number = torch.arange(owner.numel(), device=device) - (missing.cumsum(0) - missing)[owner]
+        words = mix(keys[owner] + drawn[owner] + number)
+        marked[table.starts[owner] + below(words, table.lengths[owner])] = True
+        drawn = drawn + missing
+        found = torch.bucketize(marked.nonzero().squeeze(1), table.starts, right=True) - 1
+        missing = wanted - torch.bincount(found, minlength=wanted.numel())
+    for piece in segments.pieces:
+        if piece.count > piece.length - piece.count:
+            marked[piece.start : piece.start + piece.length].logical_not_()
+    return marked.nonzero().squeeze(1)
 
 
 def block_random_k(segments: Segments, key: int, device: torch.device) -> Tensor:
-    """Indices of one run of `count` coordinates of every piece: uniform start, wrapping around."""
     table = segments.table(device)
     begin = below(stream(table.keys, key), table.lengths)
     wrapped = (begin + table.counts - table.lengths).clamp_(min=0)[table.owner]
@@ -125,28 +200,42 @@ def _joined(parts: list[Tensor], device: torch.device) -> Tensor:
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device=device)
 
 
-def take_runs(ledger: Tensor, runs: tuple[tuple[int, int], ...]) -> Tensor:
-    """The values of the given runs one after another, leaving zero behind."""
-    if not runs:
-        return ledger.new_empty(0)
-    values = torch.cat([ledger[start:stop] for start, stop in runs])
-    for start, stop in runs:
-        ledger[start:stop] = 0
-    return values
-
-
-def add_entries(
-    flat: Tensor, indices: Tensor, values: Tensor, runs: tuple[tuple[int, int], ...]
+def add_up(
+    flat: Tensor, messages: Sequence[tuple[Tensor, Tensor]], share: float, segments: Segments
 ) -> None:
-    """Add entries at `indices`, and what follows them in `values` to the runs.
+    flat.zero_()
+    for indices, values in messages:
+        _add(flat, indices, values * share, segments)
 
-    Indices are unique but for "nowhere", where nothing is added: the order is no matter.
-    """
+
+def put_back(ledger: Tensor, indices: Tensor, errors: Tensor, segments: Segments) -> None:
+    _add(ledger[: segments.size], indices, errors, segments)
+
+
+def _add(flat: Tensor, indices: Tensor, values: Tensor, segments: Segments) -> None:
+    """Indices are unique but for "nowhere", where nothing is added: the order is no matter."""
     count, size = indices.numel(), flat.numel()
     if count:
         inside = values[:count].masked_fill(indices >= size, 0)
         flat.index_add_(0, indices.clamp(max=size - 1), inside)
     at = count
-    for start, stop in runs:
+    for start, stop in segments.whole_runs:
         flat[start:stop] += values[at : at + stop - start]
         at += stop - start
+
+
+def digest(data: Tensor, key: int) -> Tensor:
+    """Words are hashed with their place and added up: a sum that any device can share out."""
+    words = data.view(torch.int64)
+    places = torch.arange(1, words.numel() + 1, device=data.device) * signed(_GOLDEN)
+    return mix(mix(words ^ places).sum() ^ signed(mix_int(key)))
+
+
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def is_ascending(indices: Tensor, size: int) -> Tensor:
+    if not indices.numel():
+        return torch.tensor(True, device=indices.device)
+    rising = (indices[1:] > indices[:-1]) | (indices[1:] == size)
+    return rising.all() & (indices[0] >= 0) & (indices[-1] <= size)
