@@ -24,7 +24,15 @@ from sparsewire.desk import Call
 from sparsewire.engine import Exchange
 from sparsewire.groups.simulated import answer_all
 from sparsewire.ledger import Ledger
-from sparsewire.message import CHECKSUM_BYTES, HEADER_BYTES, VERDICT_BYTES, Header, seal
+from sparsewire.message import (
+    FINE,
+    HEADER_BYTES,
+    VERDICT_BYTES,
+    Context,
+    Header,
+    pack_verdict,
+    seal,
+)
 from sparsewire.meter import Meter
 
 SCHEMES = (
@@ -53,18 +61,27 @@ class Peers:
     def __init__(self, exchange: Exchange, world: int) -> None:
         self._exchange, self._world = exchange, world
         self._messages: list[torch.Tensor] = []
+        self._context: Context = exchange.context(Call(0, 0, world))
+        fine = torch.tensor(FINE)
+        self._verdicts = [
+            pack_verdict(fine, fine, self._context.key(rank)) for rank in range(world)
+        ]
 
     def answer(self, request: Request) -> Any:
         """What this rank gets; a header and a sealed message name their sender."""
         size = request.payload.numel()
-        if isinstance(request, Reduce) or size == VERDICT_BYTES:
+        if isinstance(request, Reduce):
             return answer_all([request] * self._world)[0]
+        if size == VERDICT_BYTES:
+            return self._verdicts
         if size == HEADER_BYTES:
             own = Header.unpack(request.payload, 0)
             return [replace(own, rank=rank).pack() for rank in range(self._world)]
         if not self._messages:
-            body = request.payload[:-CHECKSUM_BYTES]
-            self._messages = [seal(body, rank, 0, 0) for rank in range(1, self._world)]
+            self._messages = [
+                seal(request.payload.clone(), self._context.key(rank))
+                for rank in range(1, self._world)
+            ]
         return [request.payload, *self._messages]
 
 

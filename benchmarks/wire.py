@@ -120,7 +120,7 @@ def index_sizes(size: int) -> None:
     segments = scheme.cut(shapes)
     flat = torch.cat([gradients[span.name].reshape(-1) for span in segments.spans])
     after = torch.zeros(flat.numel() + 1)
-    indices, _ = scheme.selector.withdraw(None, flat, after, segments, Draw(0, 0, 0))
+    indices = scheme.selector.withdraw(None, flat, after, segments, Draw(0, 0, 0)).indices
     index_row(f"MNIST 1 % of {flat.numel() / 1e6:.2f}M", scheme, segments, indices, PEERS)
     target("indices at 1 %", found[0.01]["default"], 8.6, "bits")
     target("indices at 0.1 %", found[0.001]["default"], 12.0, "bits")

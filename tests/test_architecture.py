@@ -20,22 +20,22 @@ PARTS = {"selectors", "values", "indices", "memory", "collectives"}
 LEVELS = {
     "errors": 0,
     "notation": 1,
-    "meter": 1,
     "segments": 1,
     "kernels": 1,
-    **dict.fromkeys(PARTS, 2),
+    "meter": 2,
     "message": 2,
-    "report": 2,
-    "scheme": 3,
-    "ledger": 3,
-    "desk": 4,
-    "engine": 5,
-    "groups": 6,
-    "explanation": 6,
-    "adapters": 7,
-    "tasks": 7,
-    "": 8,  # the package itself
-    "cli": 9,
+    **dict.fromkeys(PARTS, 3),
+    "report": 3,
+    "scheme": 4,
+    "ledger": 4,
+    "desk": 5,
+    "engine": 6,
+    "groups": 7,
+    "explanation": 7,
+    "adapters": 8,
+    "tasks": 8,
+    "": 9,  # the package itself
+    "cli": 10,
 }
 NEIGHBOURS = {
     ("segments", "kernels"),  # they say the same in two ways

@@ -17,14 +17,18 @@ from sparsewire.collectives import (
     Gather,
     Reduce,
     Talk,
+    Total,
     gather_traffic,
     ordered_sum,
     reduce_traffic,
     share_size,
 )
 from sparsewire.groups.simulated import answer_all
+from sparsewire.message import FINE, Context
 
 from .laws.cases import LAWFUL, examples, label
+
+CONTEXT = Context(step=0, bucket=0, scheme=0, layout=0)
 
 
 @dataclass
@@ -32,6 +36,7 @@ class Notebook:
     """A desk that writes down what it is handed."""
 
     share: float
+    context: Context = CONTEXT
     added: list[tuple[list[int], list[float]]] = field(default_factory=list)
 
     def write(self, indices: Tensor, values: Tensor) -> Tensor:
@@ -42,15 +47,19 @@ class Notebook:
         halves = [number.numel() // 2 for number in numbers]
         return [(n[:h].long(), n[h:]) for n, h in zip(numbers, halves, strict=True)]
 
-    def agree(self, total: Tensor | None = None) -> Talk:
+    def check(self, total: Total) -> Tensor:
+        assert total.damage == FINE
+        return total.values
+
+    def agree(self) -> Talk:
         assert not self.added, "the ranks agree before anything is added"
         self.agreed = yield Gather(torch.zeros(1, dtype=torch.uint8))
 
     def narrow(self, indices: Tensor, values: Tensor) -> Tensor:
         return values.to(torch.bfloat16)
 
-    def add(self, indices: Tensor, values: Tensor) -> None:
-        self.added.append((indices.tolist(), values.tolist()))
+    def apply(self, entries: Sequence[tuple[Tensor, Tensor]], share: float) -> None:
+        self.added += [(indices.tolist(), (share * v).tolist()) for indices, v in entries]
 
 
 def meet(collective: Collective, entries: list[tuple[list[int], list[float]]]) -> list[Notebook]:
@@ -116,10 +125,11 @@ def test_shares_are_rounded_up(count: int, world: int, share: int) -> None:
 
 def test_traffic() -> None:
     assert [gather_traffic(100, world) for world in (1, 2, 4)] == [0, 100, 300]
-    # each of 4 ranks sends 3 shares of 25 narrow values, then its sum to 3 others
-    assert reduce_traffic(100, 2, 4, 4) == 3 * 25 * 2 + 3 * 25 * 4
+    # each of 4 ranks sends 3 shares of 25 narrow values in 7 words, then its sum in 13 to 3 others,
+    # all with a digest
+    assert reduce_traffic(100, 2, 4, 4) == 3 * 8 * (7 + 1) + 3 * 8 * (13 + 1) == 528
     assert reduce_traffic(100, 2, 4, 1) == 0
     assert Gather(torch.zeros(100, dtype=torch.uint8)).traffic(4) == 300
-    assert Reduce(torch.zeros(100, dtype=torch.bfloat16), torch.float32).traffic(4) == 450
+    assert Reduce(torch.zeros(100, dtype=torch.bfloat16), torch.float32, CONTEXT).traffic(4) == 528
     assert sw.AllGather().traffic(100, 7, 2, 4, 4) == 300
-    assert sw.AllReduce().traffic(7, 100, 2, 4, 4) == 450
+    assert sw.AllReduce().traffic(7, 100, 2, 4, 4) == 528

@@ -48,7 +48,14 @@ ERRORS = {
     if isinstance(getattr(sw, name), type) and issubclass(getattr(sw, name), Exception)
 }
 MADE_BY_OTHERS = {"FAMILIES", "Wire", "Report", "Explanation"}  # nobody calls these
-INTERNAL = {"Report.of", "Scheme.implied", "DistributedGroup.failure", "Alone.doing"}
+INTERNAL = {
+    "Report.of",
+    "Scheme.implied",
+    "DistributedGroup.failure",
+    "Alone.doing",
+    "Segments.tiles",
+    "Segments.scratch",
+}
 
 
 @dataclass

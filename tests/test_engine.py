@@ -16,7 +16,7 @@ from sparsewire.engine import Exchange, Run, Unsound
 from sparsewire.groups import Alone, drive
 from sparsewire.groups.simulated import answer_all
 from sparsewire.ledger import Ledger
-from sparsewire.message import CHECKSUM_BYTES, HEADER_BYTES, Header
+from sparsewire.message import DIGEST_BYTES, HEADER_BYTES, Context, Header
 from sparsewire.meter import STAGES, Meter
 from sparsewire.selectors import Selector
 from sparsewire.values import ValueCodec
@@ -63,9 +63,9 @@ class TestOneRank:
         data = run.send([next(run).payload]).payload
         assert data[:12].view(torch.int32).tolist() == [3, 7, 50]
         assert data[12:38].view(torch.float16).tolist() == [1, -2, 3] + [0] * 5 + [9] + [0] * 4
-        assert (engine.index_bytes, engine.value_bytes, engine.padding_bytes) == (12, 26, 6)
-        assert not data[38:44].any()
-        assert data.numel() == 44 + CHECKSUM_BYTES
+        assert (engine.index_bytes, engine.value_bytes, engine.padding_bytes) == (12, 26, 2)
+        assert not data[38:40].any()
+        assert data.numel() == 40 + DIGEST_BYTES
 
     def test_reduce_carries_numbers_in_the_codecs_type(self) -> None:
         engine = engine_of(sw.Scheme(sw.RandomK(0.1), values=sw.BFloat16(), whole=50))
@@ -226,7 +226,8 @@ class TestUnusedParameters:
 
 def test_answers_must_be_asked_for_alike() -> None:
     gather = Gather(torch.zeros(4, dtype=torch.uint8))
-    for other in (Gather(torch.zeros(5, dtype=torch.uint8)), Reduce(torch.zeros(4), torch.float32)):
+    total = Reduce(torch.zeros(4), torch.float32, Context(0, 0, 0, 0))
+    for other in (Gather(torch.zeros(5, dtype=torch.uint8)), total):
         with pytest.raises(sw.DisagreementError, match="different things"):
             answer_all([gather, other])
 

@@ -10,9 +10,10 @@ import torch
 
 import sparsewire as sw
 from sparsewire.ledger import Ledger
-from sparsewire.message import CHECKSUM_BYTES, HEADER_BYTES, VERDICT_BYTES
+from sparsewire.message import DIGEST_BYTES, HEADER_BYTES, VERDICT_BYTES
 from sparsewire.meter import STAGES, Meter
 from sparsewire.report import Report, dense_traffic, human_bytes
+from sparsewire.segments import Span
 
 from .laws.cases import CPU, Crew, noise
 
@@ -25,8 +26,8 @@ def test_explanation_of_top_k() -> None:
     assert (found.workers, found.parameters) == (4, 1_001_000)
     assert (found.selected, found.whole) == (10_000, 1_000)
     assert (found.index_bytes, found.value_bytes) == (10_706, 22_000)
-    assert (found.padding_bytes, found.check_bytes) == (2, CHECKSUM_BYTES + VERDICT_BYTES)
-    assert found.sent_bytes == 3 * (HEADER_BYTES + 32_712 + VERDICT_BYTES)
+    assert (found.padding_bytes, found.check_bytes) == (6, DIGEST_BYTES + VERDICT_BYTES)
+    assert found.sent_bytes == 3 * (HEADER_BYTES + 32_720 + VERDICT_BYTES)
     assert found.dense_float32_bytes == 2 * 4 * 1_001_000 * 3 // 4
     assert found.dense_bfloat16_bytes == 2 * 2 * 1_001_000 * 3 // 4
 
@@ -68,7 +69,7 @@ def test_explanation_as_text() -> None:
     text = str(sw.explain(sw.Scheme(sw.TopK(0.01)), SHAPES, 4))
     assert text.splitlines()[0] == "Scheme(TopK(0.01))"
     assert "10,000 selected + 1,000 whole of 1,001,000 values (1.10 %)" in text
-    assert "54.8 kB = header 56 B + indices 10.7 kB + values 44.0 kB" in text
+    assert "54.8 kB = header 64 B + indices 10.7 kB + values 44.0 kB" in text
     assert "each of 4 workers" in text
     assert "6.0 MB in float32 (36.5x less), 3.0 MB in bfloat16 (18.3x less)" in text
 
@@ -151,7 +152,8 @@ def make_report(**changes: object) -> Report:
     meter = Meter(steps=2, bytes_sent=4000, bytes_received=4000, values=10_000)
     for name, value in changes.items():
         setattr(meter, name, value)
-    meter.gradient_squares = {"w": 9.0, "b": 16.0}
+    spans = (Span("w", (1,), 0), Span("b", (1,), 1))
+    meter.deposited[spans] = torch.tensor([9.0, 16.0])
     return Report.of("Scheme(TopK(0.01))", meter, 2, {"w": 4.0}, layers=bool(changes))
 
 
@@ -201,7 +203,7 @@ def test_report_before_the_first_step() -> None:
 
 
 def test_report_with_norms_that_overflowed() -> None:
-    meter = Meter(gradient_squares={"w": math.inf})
+    meter = Meter(deposited={(Span("w", (1,), 0),): torch.tensor([math.inf])})
     report = Report.of("Scheme(TopK(0.01))", meter, 2, {}, layers=True)
     assert report.gradient_norm == math.inf
     assert "inf" in str(report)

@@ -9,7 +9,10 @@ import sparsewire as sw
 from sparsewire.collectives import Gather, Reduce
 from sparsewire.groups import drive
 from sparsewire.groups.distributed import DistributedGroup
+from sparsewire.message import FINE, Context
 from sparsewire.meter import Meter
+
+CONTEXT = Context(step=0, bucket=0, scheme=0, layout=0)
 
 
 def test_alone_answers_itself() -> None:
@@ -18,8 +21,9 @@ def test_alone_answers_itself() -> None:
     payload = torch.arange(3, dtype=torch.uint8)
     (answer,) = group.answer(Gather(payload))
     assert torch.equal(answer, payload)
-    total = group.answer(Reduce(torch.ones(2, dtype=torch.bfloat16), torch.float32))
-    assert (total.dtype, total.tolist()) == (torch.float32, [1, 1])
+    total = group.answer(Reduce(torch.ones(2, dtype=torch.bfloat16), torch.float32, CONTEXT))
+    assert (total.values.dtype, total.values.tolist()) == (torch.float32, [1, 1])
+    assert total.damage == FINE
 
 
 def test_driver_carries_requests_and_returns_the_verdict() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import struct
-import zlib
 from pathlib import Path
 
 import pytest
@@ -21,13 +20,14 @@ from sparsewire.message import (
     HEADER_BYTES,
     MAGIC,
     REASONS,
+    VALUES,
     VERDICT_BYTES,
     VERSION,
-    Damage,
     Header,
-    agree,
+    damage_code,
     fingerprint,
     pack_verdict,
+    settle,
 )
 from sparsewire.meter import Meter
 from sparsewire.segments import Segments
@@ -68,7 +68,8 @@ def exchange() -> Exchange:
 
 
 def desk() -> Desk:
-    return Desk(exchange(), torch.zeros(20), torch.zeros(21), CALL, Meter())
+    fine = torch.tensor(FINE)
+    return Desk(exchange(), torch.zeros(20), torch.zeros(21), CALL, Meter(), fine)
 
 
 def test_every_example_is_looked_at() -> None:
@@ -104,6 +105,7 @@ def test_header_table() -> None:
     header = Header.unpack(tensor_of("header"), 1)
     assert values.pop("magic") == MAGIC
     assert values.pop("reserved") == 0
+    assert values.pop("digest") == plain_digest(bytes_of("header")[:-8], 0)
     assert values == {name: getattr(header, name) for name in values}
     at = 0
     for (offset, _, _), line in zip(rows, EXAMPLES["header"], strict=True):
@@ -114,7 +116,8 @@ def test_header_table() -> None:
 def test_message() -> None:
     indices, values = torch.tensor([3, 17]), torch.tensor([1.0, -3.0])
     assert written(desk().write(indices, values)) == bytes_of("message")
-    read_indices, read_values = desk().open(tensor_of("message"), rank=1)
+    read_indices, read_values, damage = desk().open(tensor_of("message"), rank=1)
+    assert damage == FINE
     assert read_indices.tolist() == [3, 17]
     assert read_values.tolist() == [1.0, -3.0]
     low, flags, step, codes, padding, _ = EXAMPLES["message"]
@@ -124,10 +127,36 @@ def test_message() -> None:
     assert padding == bytes(sizes.padding_bytes)
 
 
-def test_checksum_without_the_library() -> None:
-    data = bytes_of("message")
-    crc = zlib.crc32(data[:-4], zlib.crc32(struct.pack("<IqQ", CALL.rank, CALL.step, CALL.bucket)))
-    assert data[-4:] == crc.to_bytes(4, "little")
+ALL_BITS, GOLDEN = 2**64 - 1, 0x9E3779B97F4A7C15
+
+
+def plain_mix(word: int) -> int:
+    """SplitMix64 as published."""
+    word = (word + GOLDEN) & ALL_BITS
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & ALL_BITS
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & ALL_BITS
+    return word ^ (word >> 31)
+
+
+def plain_digest(data: bytes, key: int) -> int:
+    """The page's words in plain Python."""
+    words = struct.unpack(f"<{len(data) // 8}Q", data)
+    total = sum(plain_mix(w ^ (i * GOLDEN & ALL_BITS)) for i, w in enumerate(words, start=1))
+    return plain_mix((total & ALL_BITS) ^ plain_mix(key))
+
+
+def plain_key(rank: int) -> int:
+    header = exchange()._header(CALL, FINE)
+    key = 0
+    for number in (CALL.step, CALL.bucket, header.scheme, header.layout, rank):
+        key = plain_mix(key ^ number)
+    return key
+
+
+@pytest.mark.parametrize("name", ["message", "verdict", "damage"])
+def test_digests_without_the_library(name: str) -> None:
+    data = bytes_of(name)
+    assert data[-8:] == struct.pack("<Q", plain_digest(data[:-8], plain_key(CALL.rank)))
 
 
 def test_packed_integers() -> None:
@@ -171,13 +200,23 @@ def test_elias_fano_without_the_library() -> None:
     assert len(EXAMPLES["eliasfano"][1]) == -(-(count + (size >> width) + 1) // 8)
 
 
+def verdict_of(damage: int) -> Tensor:
+    context = exchange().context(CALL)
+    return pack_verdict(torch.tensor(damage), torch.tensor(FINE), context.key(CALL.rank))
+
+
 def test_verdicts() -> None:
-    assert written(pack_verdict(None, 0)) == bytes_of("verdict")
-    assert written(pack_verdict(Damage(0, REASONS[2]), 0)) == bytes_of("damage")
+    assert written(verdict_of(FINE)) == bytes_of("verdict")
+    assert written(verdict_of(damage_code(0, VALUES))) == bytes_of("damage")
     assert len(bytes_of("verdict")) == VERDICT_BYTES
-    agree([tensor_of("verdict")] * 2, 7, 3)
-    with pytest.raises(sw.DamageError, match=f"rank 0 that rank 1 received at.*{REASONS[2]}"):
-        agree([tensor_of("verdict"), tensor_of("damage")], 7, 3)
+    assert f"{len(REASONS)} · sender + reason" in PAGE
+    context, fine = exchange().context(CALL), torch.tensor(FINE)
+    first = pack_verdict(fine, fine, context.key(0))
+    assert settle([first, tensor_of("verdict")], context) == {}
+    with pytest.raises(sw.DamageError, match=f"rank 0 that rank 1 received at.*{REASONS[VALUES]}"):
+        settle([first, tensor_of("damage")], context)
+    unsound = pack_verdict(fine, torch.tensor(5), context.key(0))
+    assert settle([unsound, tensor_of("verdict")], context) == {0: 5}
 
 
 def test_reasons_and_version() -> None:
@@ -193,7 +232,7 @@ def test_error_texts_are_those_of_the_library() -> None:
     whole = re.sub(r'"\s*\n\s*f?"', "", whole)
     table = PAGE.split("## What is checked")[1].split("\nAll ranks")[0]
     texts = [text for text in re.findall(r"`([^`]+)`", table) if "…" in text]
-    assert len(texts) == 5
+    assert len(texts) == 6
     for text in texts:
-        for piece in re.split(r"…|disagrees|at step …, bucket …|at step", text):
+        for piece in re.split(r"…|disagrees|at step …, bucket …|at step|: its checksum.*", text):
             assert piece.strip(" :,") in whole, f"no error says {piece!r}"

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from .message import Context, sealed_bytes
 from .notation import Part
 
 
@@ -38,10 +39,12 @@ class Reduce:
 
     Every rank adds up one share of the coordinates and then shows it to the others, so the bits do
     not depend on where a value lies in the message, as they do in a backend's ring all-reduce.
+    Shares travel sealed by the context. The answer is a `Total`.
     """
 
     payload: Tensor
     dtype: torch.dtype
+    context: Context
     scale: float = 1.0
 
     def traffic(self, world: int) -> int:
@@ -49,6 +52,14 @@ class Reduce:
         return reduce_traffic(
             self.payload.numel(), self.payload.dtype.itemsize, self.dtype.itemsize, world
         )
+
+
+@dataclass(frozen=True)
+class Total:
+    """A sum, and the damage code of the first share that arrived damaged, or `FINE`."""
+
+    values: Tensor
+    damage: Tensor
 
 
 Request = Gather | Reduce
@@ -62,7 +73,8 @@ def gather_traffic(nbytes: int, world: int) -> int:
 
 def reduce_traffic(count: int, width: int, sum_width: int, world: int) -> int:
     """Bytes each rank sends to have `count` values of `width` bytes added up everywhere."""
-    return (world - 1) * share_size(count, world) * (width + sum_width)
+    share = share_size(count, world)
+    return (world - 1) * (sealed_bytes(share * width) + sealed_bytes(share * sum_width))
 
 
 def share_size(count: int, world: int) -> int:
@@ -83,6 +95,7 @@ class Desk(Protocol):
 
     share: float
     """1/W, to multiply by: dividing a tensor by W gives other bits on a GPU than on a CPU."""
+    context: Context
 
     def write(self, indices: Tensor, values: Tensor) -> Tensor:
         """One rank's message."""
@@ -90,14 +103,17 @@ class Desk(Protocol):
     def read(self, messages: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """All ranks' indices and values again, in rank order; damage is remembered."""
 
-    def agree(self, total: Tensor | None = None) -> Talk:
-        """Raise on all ranks if any found damage, or holds another total than the others."""
-
     def narrow(self, indices: Tensor, values: Tensor) -> Tensor:
         """One rank's values as the numbers that travel."""
 
-    def add(self, indices: Tensor, values: Tensor) -> None:
-        """Add to the mean that is being written into the gradient."""
+    def check(self, total: Total) -> Tensor:
+        """The sum; damage is remembered."""
+
+    def agree(self) -> Talk:
+        """Raise on all ranks if any found damage; where that would mean to wait, raise later."""
+
+    def apply(self, entries: Sequence[tuple[Tensor, Tensor]], share: float) -> None:
+        """Write the sum of all entries, each times `share`, into the gradient."""
 
 
 class Collective(Part, ABC):
@@ -124,8 +140,7 @@ class AllGather(Collective):
         messages = yield Gather(desk.write(indices, values))
         entries = desk.read(messages)
         yield from desk.agree()
-        for theirs, numbers in entries:
-            desk.add(theirs, numbers * desk.share)
+        desk.apply(entries, desk.share)
 
     def traffic(self, message: int, count: int, width: int, sum_width: int, world: int) -> int:
         return gather_traffic(message, world)
@@ -138,9 +153,10 @@ class AllReduce(Collective):
     adds = True
 
     def meet(self, indices: Tensor, values: Tensor, desk: Desk) -> Talk:
-        mean = yield Reduce(desk.narrow(indices, values), values.dtype, desk.share)
-        yield from desk.agree(mean)
-        desk.add(indices, mean)
+        narrow = desk.narrow(indices, values)
+        mean = desk.check((yield Reduce(narrow, values.dtype, desk.context, desk.share)))
+        yield from desk.agree()
+        desk.apply([(indices, mean)], 1.0)
 
     def traffic(self, message: int, count: int, width: int, sum_width: int, world: int) -> int:
         return reduce_traffic(count, width, sum_width, world)

@@ -1,7 +1,7 @@
 """Writing one rank's message, reading everybody's, and putting the mean into the gradient.
 
-Nothing that arrives is believed: every message is checked from its checksum to its last value, and
-all ranks agree that all of them were fine before any gradient changes.
+Nothing that arrives is believed: every message is checked from its digest to its last value, and
+all ranks agree on whether all of them were fine.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .collectives import Gather, Talk
-from .kernels import reference as kernels
+from . import kernels
+from .collectives import Gather, Talk, Total
 from .message import (
-    REASONS,
-    Damage,
-    Damaged,
-    agree,
-    check_indices,
-    checksum,
+    CHECKSUM,
+    FINE,
+    INDICES,
+    LENGTH,
+    VALUES,
+    Context,
+    damage_code,
+    is_sealed,
     pack_verdict,
     seal,
-    unseal,
+    settle,
 )
 from .meter import Meter
 from .selectors import Draw
@@ -44,90 +46,106 @@ class Call:
     bucket: int = 0
 
 
-def finite(values: Tensor) -> bool:
-    """Whether all values are; a norm tells fast, unless it overflows itself."""
-    return bool(torch.linalg.vector_norm(values) < float("inf")) or bool(values.isfinite().all())
+def finite(values: Tensor) -> Tensor:
+    """Whether all values are; the largest magnitude tells, and is NaN if any of them is."""
+    return values.abs().amax().isfinite() if values.numel() else torch.ones((), dtype=torch.bool)
 
 
 @dataclass
 class Desk:
-    """Writes and reads the messages of one exchange, and writes the mean into the gradient."""
+    """Writes and reads the messages of one exchange, and writes the mean into the gradient.
+
+    What it finds stays on the gradient's device. On the CPU it is looked at before the gradient
+    changes; elsewhere that would mean to wait for the device, so `settle` looks at it afterwards.
+    """
 
     exchange: Exchange
     gradient: Tensor
     ledger: Tensor
     call: Call
     meter: Meter
+    unsound: Tensor
 
     def __post_init__(self) -> None:
         self.share = 1 / self.call.world
-        self._cleared = False
-        self._damage: Damage | None = None
-
-    @property
-    def _where(self) -> tuple[int, int]:
-        return self.call.step, self.call.bucket
+        self.context: Context = self.exchange.context(self.call)
+        self._damage = torch.full_like(self.unsound, FINE)
+        self._verdicts: Sequence[Tensor] = ()
 
     def write(self, indices: Tensor, values: Tensor) -> Tensor:
         with self.meter.stage("encode"):
-            scheme = self.exchange.scheme
-            data = self._encode(indices, values)
-            padding = data.new_zeros(self.exchange.padding_bytes)
-            written = scheme.indices.encode(indices, self.exchange.segments)
-            return seal(torch.cat([written, data, padding]), self.call.rank, *self._where)
+            exchange = self.exchange
+            split, end = exchange.index_bytes, exchange.index_bytes + exchange.value_bytes
+            message = torch.empty(
+                exchange.message_bytes, dtype=torch.uint8, device=self.gradient.device
+            )
+            message[split:end] = self._encode(indices, values)
+            message[:split] = exchange.scheme.indices.encode(indices, exchange.segments)
+            message[end : end + exchange.padding_bytes] = 0
+            return seal(message, self.context.key(self.call.rank))
 
     def read(self, messages: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        entries = []
         with self.meter.stage("decode"):
+            entries = []
             for rank, message in enumerate(messages):
-                try:
-                    entries.append(self.open(message, rank))
-                except Damaged as damage:
-                    self._damage = self._damage or Damage(rank, str(damage))
-        return entries
+                indices, values, damage = self.open(message, rank)
+                entries.append((indices, values))
+                self._remember(damage)
+            return entries
 
-    def open(self, message: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-        """One message, checked from its checksum to its last value."""
+    def open(self, message: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Indices and values of one message, checked from its digest to its last value, and the
+        damage code: what is wrong, if anything is."""
         scheme, segments = self.exchange.scheme, self.exchange.segments
         if message.numel() != self.exchange.message_bytes:
-            raise Damaged(REASONS[4])
-        body = unseal(message, rank, *self._where)
+            nothing = message.new_empty(0)
+            return nothing, nothing, torch.tensor(damage_code(rank, LENGTH))
+        kernel = kernels.on(message.device)
         split = self.exchange.index_bytes
         end = split + self.exchange.value_bytes
-        try:
-            if scheme.indices.written:
-                indices = scheme.indices.decode(body[:split], segments)
-                check_indices(indices, segments.size, segments.room)
-            else:
-                draw = Draw(scheme.seed, self.call.step, rank)
-                indices = scheme.selector.coordinates(segments, draw, message.device)
-            place = Place(indices, segments, self._key(rank))
-            values = scheme.values.decode(body[split:end], place, self.ledger.dtype)
-        except (RuntimeError, ValueError, IndexError) as error:
-            raise Damaged(REASONS[3]) from error
-        if not finite(values):
-            raise Damaged(REASONS[2])
-        return indices, values
+        damage = self._damage.new_full((), FINE)
+        if scheme.indices.written:
+            indices = scheme.indices.decode(message[:split], segments)
+            is_fine = kernel.is_ascending(indices, segments.size)
+            damage = torch.where(is_fine, damage, damage_code(rank, INDICES))
+        else:
+            draw = Draw(scheme.seed, self.call.step, rank)
+            indices = scheme.selector.coordinates(segments, draw, message.device)
+        place = Place(indices, segments, self._key(rank))
+        values = scheme.values.decode(message[split:end], place, self.ledger.dtype)
+        is_fine = finite(values) | (damage != FINE)
+        damage = torch.where(is_fine, damage, damage_code(rank, VALUES))
+        is_fine = is_sealed(message, self.context.key(rank))
+        return indices, values, torch.where(is_fine, damage, damage_code(rank, CHECKSUM))
 
-    def agree(self, total: Tensor | None = None) -> Talk:
-        digest = 0
-        if total is not None:
-            digest = checksum(total.view(torch.uint8), 0, *self._where)
-            if not finite(total):
-                self._damage = Damage(self.call.rank, REASONS[2])
-        verdicts = yield Gather(pack_verdict(self._damage, digest))
-        agree(verdicts, *self._where)
+    def check(self, total: Total) -> Tensor:
+        self._remember(total.damage)
+        bad = damage_code(self.call.rank, VALUES)
+        self._remember(torch.where(finite(total.values), FINE, bad))
+        return total.values
+
+    def _remember(self, damage: Tensor) -> None:
+        """Keep the first damage."""
+        self._damage = torch.where(self._damage == FINE, damage, self._damage)
+
+    def agree(self) -> Talk:
+        key = self.context.key(self.call.rank)
+        self._verdicts = yield Gather(pack_verdict(self._damage, self.unsound, key))
+        if self.gradient.device.type == "cpu":
+            self.settle()
+
+    def settle(self) -> dict[int, int]:
+        """Raise if any rank found damage; else the first bad span of each rank that has one."""
+        return settle(self._verdicts, self.context)
 
     def narrow(self, indices: Tensor, values: Tensor) -> Tensor:
         with self.meter.stage("encode"):
             return self._encode(indices, values).view(self.exchange.scheme.values.dtype)
 
-    def add(self, indices: Tensor, values: Tensor) -> None:
+    def apply(self, entries: Sequence[tuple[Tensor, Tensor]], share: float) -> None:
         with self.meter.stage("decode"):
-            if not self._cleared:
-                self.gradient.zero_()
-                self._cleared = True
-            kernels.add_entries(self.gradient, indices, values, self.exchange.segments.whole_runs)
+            kernel = kernels.on(self.gradient.device)
+            kernel.add_up(self.gradient, entries, share, self.exchange.segments)
 
     def _encode(self, indices: Tensor, values: Tensor) -> Tensor:
         """Values as bytes; what the codec changed goes back into the ledger."""
@@ -136,9 +154,7 @@ class Desk:
         data = codec.encode(values, place)
         if not codec.exact(values.dtype):
             error = values - codec.decode(data, place, values.dtype)
-            # without the spare slot: what was not sent anywhere has no error
-            ledger = self.ledger[: segments.size]
-            kernels.add_entries(ledger, indices, error, segments.whole_runs)
+            kernels.on(error.device).put_back(self.ledger, indices, error, segments)
         return data
 
     def _key(self, rank: int) -> int:

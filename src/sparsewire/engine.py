@@ -6,7 +6,7 @@ knows nothing of networks, threads or devices; the drivers in `groups/` carry it
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,14 +15,15 @@ import torch
 from torch import Tensor
 
 from .collectives import Gather, Request
-from .desk import Call, Desk, finite
-from .kernels import reference as kernels
+from .desk import Call, Desk
+from .kernels import Taken
 from .memory import LEDGER
 from .message import (
-    CHECKSUM_BYTES,
+    DIGEST_BYTES,
     FINE,
     HEADER_BYTES,
     VERDICT_BYTES,
+    Context,
     Header,
     compare,
     fingerprint,
@@ -32,8 +33,6 @@ from .meter import Meter
 from .scheme import Scheme
 from .segments import Segments, Span
 from .selectors import Draw
-
-HUGE = 1e30  # gradients under this norm cannot overflow the memory in any number of steps
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,20 @@ class Unsound:
         return "; ".join(f"rank {rank} in {name}" for rank, name in self.parameters.items())
 
 
-Run = Generator[Request, Any, Unsound | None]
+@dataclass(frozen=True)
+class Outcome:
+    """How an exchange ended, once somebody asks: on a GPU that means to wait for it."""
+
+    segments: Segments
+    find: Callable[[], Mapping[int, int]]
+
+    def settle(self) -> Unsound | None:
+        """None if the gradient now holds the mean. Raises `DamageError` if any message was bad."""
+        bad = {rank: self.segments.spans[span].name for rank, span in self.find().items()}
+        return Unsound(bad) if bad else None
+
+
+Run = Generator[Request, Any, Outcome]
 
 
 @dataclass(frozen=True)
@@ -80,12 +92,12 @@ class Exchange:
     @cached_property
     def message_bytes(self) -> int:
         """Bytes of one message, without the header that goes ahead."""
-        return self.index_bytes + self.value_bytes + self.padding_bytes + CHECKSUM_BYTES
+        return self.index_bytes + self.value_bytes + self.padding_bytes + DIGEST_BYTES
 
     @cached_property
     def padding_bytes(self) -> int:
-        """Bytes behind a message, so that the one behind it starts at a multiple of eight."""
-        return -(self.index_bytes + self.value_bytes + CHECKSUM_BYTES) % 8
+        """Bytes behind the values, so that a message is made of whole words."""
+        return -(self.index_bytes + self.value_bytes) % 8
 
     @cached_property
     def _fingerprints(self) -> tuple[int, int]:
@@ -117,24 +129,23 @@ class Exchange:
     ) -> Run:
         """Exchange one flat gradient, which ends up holding the mean over all ranks.
 
-        Reads the memory `before` and writes `after`; it is for the caller to keep `after`, or not.
+        Reads the memory `before` and writes `after`; it is for the caller to keep `after`, or not,
+        as the outcome says.
         """
         with meter.stage("select"):
-            norms, unsound = self._inspect(gradient, meter)
-            if unsound == FINE:
-                indices, values = self._withdraw(gradient, before, after, call)
-                if not (
-                    finite(values) and (max(norms, default=0.0) < HUGE or finite(after[LEDGER]))
-                ):
-                    unsound = norms.index(max(norms))  # the sum with the memory overflows
+            taken = self._withdraw(gradient, before, after, call)
+            meter.deposited[self.segments.spans] = taken.squares
+        waits = gradient.device.type != "cpu"  # to look at a number there
 
-        header = self._header(call, unsound)
-        answers = yield Gather(header.pack())
-        headers = [Header.unpack(data, rank) for rank, data in enumerate(answers)]
-        compare(headers, header, repr(self.scheme))
-        bad = {h.rank: self.segments.spans[h.unsound].name for h in headers if h.unsound != FINE}
-        if bad:
-            return Unsound(bad)
+        if not (waits and self._has_met):
+            header = self._header(call, FINE if waits else int(taken.unsound))
+            answers = yield Gather(header.pack())
+            headers = [Header.unpack(data, rank) for rank, data in enumerate(answers)]
+            compare(headers, header, repr(self.scheme))
+            self.__dict__["_has_met"] = True
+            bad = {h.rank: h.unsound for h in headers if h.unsound != FINE}
+            if bad:
+                return Outcome(self.segments, lambda: bad)
 
         unused: list[Span] = []
         if self.skips_unused:
@@ -143,13 +154,22 @@ class Exchange:
             unused = [
                 span for span, is_used in zip(self.segments.spans, used, strict=True) if not is_used
             ]
-            self._leave_out(unused, indices, values)
+            self._leave_out(unused, taken.indices, taken.values)
 
-        desk = Desk(self, gradient, after[LEDGER], call, meter)
-        yield from self.scheme.collective.meet(indices, values, desk)
+        desk = Desk(self, gradient, after[LEDGER], call, meter, taken.unsound)
+        yield from self.scheme.collective.meet(taken.indices, taken.values, desk)
         for span in unused:
             self._undo(span, gradient, before, after)
-        return None
+        return Outcome(self.segments, desk.settle)
+
+    @cached_property
+    def _has_met(self) -> bool:
+        """Whether the ranks have compared headers, so that they agree on scheme and sizes."""
+        return False
+
+    def context(self, call: Call) -> Context:
+        """What the digests of all messages of this exchange are keyed with."""
+        return Context(call.step, call.bucket, *self._fingerprints)
 
     def _header(self, call: Call, unsound: int) -> Header:
         scheme, layout = self._fingerprints
@@ -161,34 +181,21 @@ class Exchange:
         """One byte per parameter: 1 if any of its gradient is not zero."""
         return torch.stack([view.any() for _, view in self.segments.views(gradient)]).byte()
 
-    def _inspect(self, gradient: Tensor, meter: Meter) -> tuple[list[float], int]:
-        """The norm of every parameter's gradient, and the first one that is not finite."""
-        views = [view for _, view in self.segments.views(gradient)]
-        norms: list[float] = torch.stack(torch._foreach_norm(views)).tolist() if views else []
-        unsound = FINE
-        for number, (span, norm) in enumerate(zip(self.segments.spans, norms, strict=True)):
-            meter.gradient_squares[span.name] = norm * norm
-            # a norm can overflow where all numbers are finite, so look again before judging
-            if not norm < float("inf") and unsound == FINE and not views[number].isfinite().all():
-                unsound = number
-        return norms, unsound
-
     def _withdraw(
         self,
         gradient: Tensor,
         before: Mapping[str, Tensor],
         after: Mapping[str, Tensor],
         call: Call,
-    ) -> tuple[Tensor, Tensor]:
-        memory, ledger = self.scheme.memory, after[LEDGER]
+    ) -> Taken:
+        memory = self.scheme.memory
         addend = memory.addend(gradient, before, after, self.segments, call.world)
         draw = Draw(self.scheme.seed, call.step, call.rank)
-        indices, selected = self.scheme.selector.withdraw(
-            memory.ledger(before), addend, ledger, self.segments, draw
+        taken = self.scheme.selector.withdraw(
+            memory.ledger(before), addend, after[LEDGER], self.segments, draw
         )
-        memory.settle(after, indices)
-        entire = kernels.take_runs(ledger, self.segments.whole_runs)
-        return indices, torch.cat([selected, entire]) if entire.numel() else selected
+        memory.settle(after, taken.indices)
+        return taken
 
     def _leave_out(self, unused: Sequence[Span], indices: Tensor, values: Tensor) -> None:
         """Send nothing of these parameters."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from .engine import Exchange
-from .message import CHECKSUM_BYTES, HEADER_BYTES, VERDICT_BYTES
+from .message import DIGEST_BYTES, HEADER_BYTES, VERDICT_BYTES
 from .report import dense_traffic, human_bytes
 from .scheme import AnyScheme, Scheme, Warmup, as_scheme
 from .segments import Shape
@@ -73,7 +73,7 @@ def explain(
     """What `scheme` sends each step for parameters of these shapes on this many workers.
 
     >>> print(explain("TopK(0.01)", {"w": (1000, 1000)}, 4).sent_bytes)
-    152340
+    152400
     """
     chosen = as_scheme(scheme)
     full = chosen.at(2**62)
@@ -91,7 +91,7 @@ def explain(
         index_bytes=exchange.index_bytes,
         value_bytes=exchange.value_bytes,
         padding_bytes=exchange.padding_bytes,
-        check_bytes=CHECKSUM_BYTES + VERDICT_BYTES,
+        check_bytes=DIGEST_BYTES + VERDICT_BYTES,
         sent_bytes=exchange.traffic(workers),
         dense_float32_bytes=dense_traffic(segments.size, workers, 4),
         dense_bfloat16_bytes=dense_traffic(segments.size, workers, 2),

@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from . import kernels
 from .errors import SchemeError
 from .kernels import bits
 from .notation import Part
@@ -34,7 +35,7 @@ class IndexCodec(Part, ABC):
 
     @abstractmethod
     def decode(self, data: Tensor, segments: Segments) -> Tensor:
-        """The indices again, as int64."""
+        """The indices again, as int64; of damaged bytes any numbers, and no error."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,17 +70,20 @@ class EliasFano(IndexCodec):
             return torch.empty(0, dtype=torch.uint8, device=indices.device)
         width = self.low_bits(segments)
         rank = torch.arange(segments.room, device=indices.device)
-        flags = bits.set_flags((indices >> width) + rank, self._flags(segments))
-        return torch.cat([bits.pack(indices & ((1 << width) - 1), width), flags])
+        kernel = kernels.on(indices.device)
+        flags = kernel.set_flags((indices >> width) + rank, self._flags(segments))
+        return torch.cat([kernel.pack(indices, width), flags])
 
     def decode(self, data: Tensor, segments: Segments) -> Tensor:
         if not segments.room:
             return torch.empty(0, dtype=torch.int64, device=data.device)
         width = self.low_bits(segments)
         split = bits.packed_bytes(segments.room, width)
-        rank = torch.arange(segments.room, device=data.device)
-        high = bits.find_flags(data[split:]) - rank
-        return (high << width) | bits.unpack(data[:split], segments.room, width)
+        kernel = kernels.on(data.device)
+        flags = kernel.find_flags(data[split:], segments.room + 1)
+        high = flags[:-1] - torch.arange(segments.room, device=data.device)
+        indices = (high << width) | kernel.unpack(data[:split], segments.room, width)
+        return _exactly(indices, flags[-1] == 8 * data[split:].numel(), segments)
 
 
 @dataclass(frozen=True, repr=False)
@@ -94,14 +98,18 @@ class Bitmap(IndexCodec):
     def encode(self, indices: Tensor, segments: Segments) -> Tensor:
         if not segments.room:
             return torch.empty(0, dtype=torch.uint8, device=indices.device)
-        return bits.set_flags(indices[indices < segments.size], segments.size)
+        # "nowhere" lies behind the last flag, maybe in the last byte: put it out of reach
+        inside = indices.masked_fill(indices == segments.size, 8 * self.nbytes(segments))
+        return kernels.on(indices.device).set_flags(inside, segments.size)
 
     def decode(self, data: Tensor, segments: Segments) -> Tensor:
-        indices = torch.full((segments.room,), segments.size, device=data.device)
-        if segments.room:
-            found = bits.find_flags(data)
-            indices[: found.numel()] = found
-        return indices
+        if not segments.room:
+            return torch.empty(0, dtype=torch.int64, device=data.device)
+        end = 8 * data.numel()
+        flags = kernels.on(data.device).find_flags(data, segments.room + 1)
+        # flags between `size` and `end` stand for no coordinate: they stay, and are out of range
+        indices = flags[:-1].masked_fill(flags[:-1] == end, segments.size)
+        return _exactly(indices, flags[-1] == end, segments)
 
 
 @dataclass(frozen=True, repr=False)
@@ -139,6 +147,12 @@ class Implied(IndexCodec):
 
     def decode(self, data: Tensor, segments: Segments) -> Tensor:
         raise NotImplementedError("implied indices come from the selector")
+
+
+def _exactly(indices: Tensor, is_all: Tensor, segments: Segments) -> Tensor:
+    """The indices; out of range if there were more of them than room."""
+    indices[-1] = torch.where(is_all, indices[-1], segments.size + 1)
+    return indices
 
 
 ALL: tuple[type[IndexCodec], ...] = (EliasFano, Bitmap, Int32, Implied)

@@ -1,4 +1,5 @@
-"""The wire format: a fixed-size header that goes ahead, and the payload whose size it announces.
+"""The wire format: a fixed-size header that goes ahead, the payload whose size it announces, and a
+verdict on what arrived.
 
 Headers are compared before any payload moves, because backends abort or mix up messages of
 unequal length. Sizes follow from scheme and segments alone and are known before anything is sent.
@@ -8,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import struct
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from . import kernels
 from .errors import DamageError, DisagreementError
+from .kernels.counter import digest_int, fold, signed
 from .segments import Segments
 
 MAGIC = b"SPWR"
-VERSION = 2
+VERSION = 3
 _LAYOUT = struct.Struct("<4sHHIiqQQQQ")
-HEADER_BYTES = _LAYOUT.size
+DIGEST_BYTES = 8
+HEADER_BYTES = _LAYOUT.size + DIGEST_BYTES
+VERDICT_BYTES = 16 + DIGEST_BYTES
 FINE = -1
-CHECKSUM_BYTES = 4
-_CONTEXT = struct.Struct("<IqQ")
-_VERDICT = struct.Struct("<iBxxxI")
-VERDICT_BYTES = _VERDICT.size
 
 _FIELDS = {
     "version": "the version of sparsewire's wire format",
@@ -66,21 +66,31 @@ class Header:
             self.layout,
             self.length,
         )
-        return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        return _bytes(data + _digest(data))
 
     @staticmethod
     def unpack(data: Tensor, rank: int) -> Header:
         """The header that rank `rank` sent."""
         raw = data.cpu().numpy().tobytes()
         magic, version, _, sender, unsound, step, bucket, scheme, layout, length = _LAYOUT.unpack(
-            raw
+            raw[: _LAYOUT.size]
         )
-        if magic != MAGIC or sender != rank:
+        if magic != MAGIC or sender != rank or raw[_LAYOUT.size :] != _digest(raw[: _LAYOUT.size]):
             raise DisagreementError(
                 f"what arrived from rank {rank} is no header of sparsewire's: "
-                f"does another program use the same process group?"
+                f"does another program use the same process group, or another version of it?"
             )
         return Header(rank, step, bucket, scheme, layout, length, unsound, version)
+
+
+def _digest(data: bytes) -> bytes:
+    """The digest of a header, which no key is needed for."""
+    words = struct.unpack(f"<{len(data) // 8}Q", data)
+    return struct.pack("<Q", digest_int(words, 0))
+
+
+def _bytes(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def compare(headers: Sequence[Header], own: Header, scheme: str) -> None:
@@ -101,87 +111,82 @@ def compare(headers: Sequence[Header], own: Header, scheme: str) -> None:
 
 
 @dataclass(frozen=True)
-class Damage:
-    """What is wrong with a message, and whose it is."""
+class Context:
+    """Which exchange a message belongs to. It does not travel: it is part of every digest."""
 
-    sender: int
-    reason: str
+    step: int
+    bucket: int
+    scheme: int
+    layout: int
 
-
-class Damaged(Exception):
-    """Raised while a message is read; becomes a `Damage` once the sender is known."""
+    def key(self, rank: int) -> int:
+        """What the digest of this rank's message is keyed with."""
+        return fold(self.step, self.bucket, self.scheme, self.layout, rank)
 
 
 REASONS = (
     "its checksum does not match",
     "its indices are not ascending, unique and in range",
     "it holds values that are not finite",
-    "it cannot be decoded",
     "its length is not what the scheme says",
 )
+CHECKSUM, INDICES, VALUES, LENGTH = range(len(REASONS))
 
 
-def checksum(body: Tensor, rank: int, step: int, bucket: int) -> int:
-    """CRC-32 of a message and of whose, which step's and which bucket's it is."""
-    context = zlib.crc32(_CONTEXT.pack(rank, step, bucket))
-    return zlib.crc32(body.cpu().numpy().data, context)
+def sealed_bytes(nbytes: int) -> int:
+    """The size of something of `nbytes` with a digest behind it, at a multiple of eight."""
+    return -(-nbytes // 8) * 8 + DIGEST_BYTES
 
 
-def seal(body: Tensor, rank: int, step: int, bucket: int) -> Tensor:
-    """The message with its checksum behind it."""
-    crc = checksum(body, rank, step, bucket).to_bytes(CHECKSUM_BYTES, "little")
-    return torch.cat([body, torch.tensor(list(crc), dtype=torch.uint8, device=body.device)])
+def seal(message: Tensor, key: int) -> Tensor:
+    """The message, whose last bytes become a digest of all others."""
+    body = message[:-DIGEST_BYTES]
+    digest = kernels.on(message.device).digest(body, key)
+    message[-DIGEST_BYTES:] = digest.view(1).view(torch.uint8)
+    return message
 
 
-def unseal(message: Tensor, rank: int, step: int, bucket: int) -> Tensor:
-    """The message without its checksum, which must match."""
-    body, crc = message[:-CHECKSUM_BYTES], bytes(message[-CHECKSUM_BYTES:].tolist())
-    if checksum(body, rank, step, bucket) != int.from_bytes(crc, "little"):
-        raise Damaged(REASONS[0])
-    return body
+def is_sealed(message: Tensor, key: int) -> Tensor:
+    """Whether the digest is that of the message."""
+    body, digest = message[:-DIGEST_BYTES], message[-DIGEST_BYTES:].view(torch.int64)
+    return kernels.on(message.device).digest(body, key) == digest[0]
 
 
-def check_indices(indices: Tensor, size: int, room: int) -> None:
-    """Refuse indices that are not ascending, unique and in range, "nowhere" at the end aside."""
-    if indices.numel() != room:
-        raise Damaged(REASONS[3])
-    if not room:
-        return
-    rising = indices[1:] > indices[:-1]
-    if rising.count_nonzero() < room - 1:  # counting takes half as long as all()
-        rising |= indices[1:] == size
-        if not rising.all():
-            raise Damaged(REASONS[1])
-    if indices[0] < 0 or indices[-1] > size:
-        raise Damaged(REASONS[1])
+def damage_code(sender: int, reason: int) -> int:
+    """What is wrong with a message, and whose it is, as one number; `FINE` if nothing is."""
+    return sender * len(REASONS) + reason
 
 
-def pack_verdict(damage: Damage | None, digest: int) -> Tensor:
-    """What a rank found, as uint8 tensor of `VERDICT_BYTES`: damage, and a checksum of the sum."""
-    sender = FINE if damage is None else damage.sender
-    reason = 0 if damage is None else REASONS.index(damage.reason)
-    return torch.frombuffer(bytearray(_VERDICT.pack(sender, reason, digest)), dtype=torch.uint8)
+def pack_verdict(damage: Tensor, unsound: Tensor, key: int) -> Tensor:
+    """What a rank found, as uint8 tensor of `VERDICT_BYTES`: a damage code, and a bad span."""
+    words = torch.stack([damage, unsound, damage]).view(torch.uint8)
+    return seal(words, key)
 
 
-def agree(verdicts: Sequence[Tensor], step: int, bucket: int) -> None:
-    """Raise on all ranks if any found damage, or if the sums that they hold are not the same."""
-    found = [_VERDICT.unpack(verdict.cpu().numpy().tobytes()) for verdict in verdicts]
-    where = f"at step {step}, bucket {bucket}"
-    for receiver, (sender, reason, _) in enumerate(found):
-        if sender != FINE:
-            words = REASONS[reason] if reason < len(REASONS) else "it is damaged"
+def settle(verdicts: Sequence[Tensor], context: Context) -> dict[int, int]:
+    """Raise on all ranks if any found damage; else the first bad span of each rank that has one.
+
+    Raises on the rank alone whose copy of a verdict does not match its digest: nobody else knows.
+    """
+    where = f"at step {context.step}, bucket {context.bucket}"
+    words = torch.stack(list(verdicts)).cpu().view(torch.int64).tolist()
+    for sender, (damage, unsound, digest) in enumerate(words):
+        if digest != signed(digest_int([damage & _MASK, unsound & _MASK], context.key(sender))):
             raise DamageError(
-                f"the message of rank {sender} that rank {receiver} received {where}: {words}. No "
-                f"rank took the step and no memory changed"
+                f"the verdict of rank {sender} {where}: {REASONS[CHECKSUM]}, or the ranks are not "
+                f"at the same step. This rank did not take the step and its memory did not change"
             )
-    digests = Counter(digest for _, _, digest in found)
-    usual = digests.most_common(1)[0][0]
-    odd = [rank for rank, (_, _, digest) in enumerate(found) if digest != usual]
-    if odd:
-        raise DamageError(
-            f"the sum that rank {odd[0]} received {where} is not what the others hold. No rank "
-            f"took the step and no memory changed"
-        )
+    for receiver, (damage, _, _) in enumerate(words):
+        if damage != FINE:
+            sender, reason = divmod(damage, len(REASONS))
+            raise DamageError(
+                f"the message of rank {sender} that rank {receiver} received {where}: "
+                f"{REASONS[reason]}. No rank took the step and no memory changed"
+            )
+    return {rank: unsound for rank, (_, unsound, _) in enumerate(words) if unsound != FINE}
+
+
+_MASK = (1 << 64) - 1
 
 
 def fingerprint(*texts: str) -> int:

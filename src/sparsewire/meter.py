@@ -11,6 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
+
+from .segments import Span
 
 STAGES = ("select", "encode", "exchange", "decode")
 
@@ -25,7 +28,16 @@ class Meter:
     bytes_received: int = 0
     values: int = 0  # gradient values that passed, for the comparison with dense
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
-    gradient_squares: dict[str, float] = field(default_factory=dict)  # by name, last step
+    deposited: dict[tuple[Span, ...], Tensor] = field(default_factory=dict)  # squares, last step
+
+    @property
+    def gradient_squares(self) -> dict[str, float]:
+        """By parameter, the sum of squares of what the last step put into the memory."""
+        return {
+            span.name: square
+            for spans, squares in self.deposited.items()
+            for span, square in zip(spans, squares.tolist(), strict=True)
+        }
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

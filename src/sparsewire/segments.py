@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal, Protocol
 
 import torch
@@ -243,14 +244,14 @@ class TileTable:
     def of(segments: Segments, device: torch.device, length: int) -> TileTable:
         marks = {piece.start: (number, -1) for number, piece in enumerate(segments.pieces)}
         at = 0
-        for piece in segments.whole:
-            marks[piece.start] = (-1, at)
-            at += piece.length
+        for whole in segments.whole:
+            marks[whole.start] = (-1, at)
+            at += whole.length
         rows: list[tuple[int, int, int, int, int]] = []
         piece, first, begin = -1, -1, 0
         edges = sorted({*marks, *(s.start for s in segments.spans if s.length), segments.size})
         span = 0
-        for start, stop in zip(edges, edges[1:], strict=False):
+        for start, stop in pairwise(edges):
             if start in marks:
                 (piece, first), begin = marks[start], start
             while not segments.spans[span].start <= start < segments.spans[span].stop:

@@ -1,7 +1,8 @@
 """Which coordinates travel.
 
-A selector is a frozen dataclass that withdraws entries from the ledger. To add one: write the
-class here and name it in `ALL`; parser, `sparsewire list`, docs and law tests follow from that.
+A selector is a frozen dataclass that withdraws entries from the ledger: a predictable one says
+which `coordinates`, any other overrides `withdraw`. To add one: write the class here and name it in
+`ALL`; parser, `sparsewire list`, docs and law tests follow from that.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from . import kernels
 from .errors import SchemeError
-from .kernels import reference as kernels
+from .kernels import Taken
 from .kernels.counter import fold
 from .notation import Part, check_flag
 from .segments import Segments
@@ -54,7 +56,6 @@ class Selector(Part, ABC):
     def room(self, length: int) -> int:
         """How many slots a message has for them."""
 
-    @abstractmethod
     def withdraw(
         self,
         before: Tensor | None,
@@ -62,12 +63,14 @@ class Selector(Part, ABC):
         after: Tensor,
         segments: Segments,
         draw: Draw,
-    ) -> tuple[Tensor, Tensor]:
-        """after = before + addend; then take (indices, values) of the pieces out of `after`."""
+    ) -> Taken:
+        """after = before + addend; then take what travels out of `after`."""
+        indices = self.coordinates(segments, draw, after.device)
+        return kernels.on(after.device).chosen(before, addend, after, segments, indices)
 
-    @abstractmethod
     def coordinates(self, segments: Segments, draw: Draw, device: torch.device) -> Tensor:
         """The indices that rank `draw.rank` sends; predictable selectors only."""
+        raise NotImplementedError(f"the coordinates of {self!r} depend on the gradient")
 
     @abstractmethod
     def contraction(self, length: int) -> float:
@@ -141,13 +144,8 @@ class TopK(Sized):
         after: Tensor,
         segments: Segments,
         draw: Draw,
-    ) -> tuple[Tensor, Tensor]:
-        kernels.deposit(before, addend, after)
-        indices = kernels.top_k(after, segments)
-        return indices, kernels.take(after, indices)
-
-    def coordinates(self, segments: Segments, draw: Draw, device: torch.device) -> Tensor:
-        raise NotImplementedError("the coordinates of TopK depend on the gradient")
+    ) -> Taken:
+        return kernels.on(after.device).top_k(before, addend, after, segments)
 
     def contraction(self, length: int) -> float:
         return self.entries(length) / length
@@ -187,13 +185,10 @@ class Threshold(Sized):
         after: Tensor,
         segments: Segments,
         draw: Draw,
-    ) -> tuple[Tensor, Tensor]:
-        kernels.deposit(before, addend, after)
-        indices = kernels.over_threshold(after, segments, self.sample, draw.key(self.shared))
-        return indices, kernels.take(after, indices)
-
-    def coordinates(self, segments: Segments, draw: Draw, device: torch.device) -> Tensor:
-        raise NotImplementedError("the coordinates of Threshold depend on the gradient")
+    ) -> Taken:
+        return kernels.on(after.device).over_threshold(
+            before, addend, after, segments, self.sample, draw.key(self.shared)
+        )
 
     def contraction(self, length: int) -> float:
         # a sample that is the whole piece finds the exact k-th magnitude; a part of it may be off
@@ -213,18 +208,6 @@ class _Random(Sized):
     def room(self, length: int) -> int:
         return self.entries(length)
 
-    def withdraw(
-        self,
-        before: Tensor | None,
-        addend: Tensor,
-        after: Tensor,
-        segments: Segments,
-        draw: Draw,
-    ) -> tuple[Tensor, Tensor]:
-        kernels.deposit(before, addend, after)
-        indices = self.coordinates(segments, draw, after.device)
-        return indices, kernels.take(after, indices)
-
     def contraction(self, length: int) -> float:
         return self.entries(length) / length
 
@@ -243,7 +226,7 @@ class RandomK(_Random):
     shared: bool = True
 
     def coordinates(self, segments: Segments, draw: Draw, device: torch.device) -> Tensor:
-        return kernels.random_k(segments, draw.key(self.shared), device)
+        return kernels.on(device).random_k(segments, draw.key(self.shared), device)
 
 
 @dataclass(frozen=True, repr=False)
@@ -260,7 +243,7 @@ class BlockRandomK(_Random):
     shared: bool = False
 
     def coordinates(self, segments: Segments, draw: Draw, device: torch.device) -> Tensor:
-        return kernels.block_random_k(segments, draw.key(self.shared), device)
+        return kernels.on(device).block_random_k(segments, draw.key(self.shared), device)
 
 
 @dataclass(frozen=True, repr=False)
@@ -275,18 +258,6 @@ class Dense(Selector):
 
     def room(self, length: int) -> int:
         return length
-
-    def withdraw(
-        self,
-        before: Tensor | None,
-        addend: Tensor,
-        after: Tensor,
-        segments: Segments,
-        draw: Draw,
-    ) -> tuple[Tensor, Tensor]:
-        kernels.deposit(before, addend, after)
-        indices = self.coordinates(segments, draw, after.device)
-        return indices, kernels.take(after, indices)
 
     def coordinates(self, segments: Segments, draw: Draw, device: torch.device) -> Tensor:
         return torch.empty(0, dtype=torch.int64, device=device)  # a dense piece travels whole

@@ -57,11 +57,14 @@ def test_flags(case: tuple[int, set[int]]) -> None:
     row[sorted(positions)] = 1
     assert data.dtype == torch.uint8
     assert data.tolist() == np.packbits(row, bitorder="little").tolist()
-    assert bits.find_flags(data).tolist() == sorted(positions)
+    found = bits.find_flags(data, len(positions) + 1).tolist()
+    assert found == [*sorted(positions), 8 * data.numel()]  # and there are no more
+    assert bits.find_flags(data, 1).tolist() == found[:1]
 
 
 @pytest.mark.parametrize("byte", range(256))
 def test_every_byte_of_flags(byte: int) -> None:
     positions = [bit for bit in range(8) if byte >> bit & 1]
     assert bits.set_flags(torch.tensor(positions, dtype=torch.int64), 8).tolist() == [byte]
-    assert bits.find_flags(torch.tensor([byte], dtype=torch.uint8)).tolist() == positions
+    found = bits.find_flags(torch.tensor([byte], dtype=torch.uint8), 9)
+    assert found.tolist() == positions + [8] * (9 - len(positions))

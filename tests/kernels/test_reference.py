@@ -33,6 +33,11 @@ def with_spare_slot(values: Tensor) -> Tensor:
     return torch.cat([values, torch.zeros(1)])
 
 
+def top_k(values: Tensor, segments: Segments) -> Tensor:
+    """What is chosen from these values."""
+    return kernels.top_k(None, values, with_spare_slot(values), segments).indices
+
+
 @given(
     st.lists(few_values | st.floats(-5, 5, width=32), min_size=1, max_size=40),
     st.integers(1, 6),
@@ -42,7 +47,7 @@ def with_spare_slot(values: Tensor) -> Tensor:
 def test_top_k_is_what_sorting_says(row: list[float], count: int, scope: Any) -> None:
     segments = alone(sw.TopK(count=count), len(row), scope)
     ledger = with_spare_slot(torch.tensor(row, dtype=torch.float32))
-    assert kernels.top_k(ledger, segments).tolist() == top_by_sorting(ledger, segments)
+    assert top_k(ledger[:-1], segments).tolist() == top_by_sorting(ledger, segments)
 
 
 def hard_for_a_sample(length: int) -> dict[str, Tensor]:
@@ -71,46 +76,78 @@ def test_top_k_of_long_pieces_is_exact_whatever_a_sample_says(name: str, length:
     values = hard_for_a_sample(length)[name]
     ranking = values.abs().sort(descending=True, stable=True).indices
     for count in (1, 10, length // 100, length // 8, length // 2):
-        chosen = kernels.top_k(with_spare_slot(values), alone(sw.TopK(count=count), length))
+        chosen = top_k(values, alone(sw.TopK(count=count), length))
         assert torch.equal(chosen, ranking[:count].sort().values)
 
 
+def cut(shapes: dict[str, tuple[int, ...]]) -> Segments:
+    """Matrices send one coordinate each, vectors travel whole."""
+    return Segments.cut(shapes, sw.TopK(count=1), whole=2)
+
+
 def test_deposit_leaves_before_alone() -> None:
-    before, after = torch.tensor([1.0, 2.0, 0.0]), torch.full((3,), 9.0)
-    kernels.deposit(before, torch.tensor([10.0, 20.0]), after)
-    assert before.tolist() == [1, 2, 0]
-    assert after.tolist() == [11, 22, 9]  # the spare slot is not written
+    segments = cut({"w": (1, 3)})
+    before, after = torch.tensor([1.0, 2.0, 3.0, 0.0]), torch.full((4,), 9.0)
+    taken = kernels.top_k(before, torch.tensor([10.0, 20.0, 30.0]), after, segments)
+    assert before.tolist() == [1, 2, 3, 0]
+    assert (taken.indices.tolist(), taken.values.tolist()) == ([2], [33])
+    assert after.tolist() == [11, 22, 0, 9]  # the spare slot is not written
 
 
 def test_deposit_without_memory_copies() -> None:
-    after = torch.full((3,), 9.0)
-    kernels.deposit(None, torch.tensor([10.0, 20.0]), after)
-    assert after.tolist() == [10, 20, 9]
+    after = torch.full((4,), 9.0)
+    kernels.chosen(
+        None, torch.tensor([10.0, 20.0, 30.0]), after, cut({"w": (1, 3)}), torch.tensor([1])
+    )
+    assert after.tolist() == [10, 0, 30, 9]
 
 
-def test_take_leaves_zero_behind() -> None:
-    ledger = torch.tensor([1.0, 2.0, 3.0, 0.0])
-    assert kernels.take(ledger, torch.tensor([0, 2, 3, 3])).tolist() == [1, 3, 0, 0]
-    assert ledger.tolist() == [0, 2, 0, 0]
+def test_whole_pieces_follow_what_is_chosen_and_are_emptied() -> None:
+    segments = cut({"a": (1,), "w": (1, 2), "b": (2,)})
+    after = torch.zeros(6)
+    taken = kernels.top_k(None, torch.arange(5.0) + 1, after, segments)
+    assert (taken.indices.tolist(), taken.values.tolist()) == ([2], [3, 1, 4, 5])
+    assert after.tolist() == [0, 2, 0, 0, 0, 0]
+    assert taken.squares.tolist() == pytest.approx([1, 13, 41])
+    assert taken.unsound == -1
 
 
-def test_runs_are_taken_in_order_and_emptied() -> None:
-    ledger = torch.arange(6.0)
-    assert kernels.take_runs(ledger, ((1, 2), (3, 5))).tolist() == [1, 3, 4]
-    assert ledger.tolist() == [0, 0, 2, 0, 0, 5]
-    assert kernels.take_runs(ledger, ()).numel() == 0
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_first_span_that_is_not_finite_is_named(bad: float) -> None:
+    segments = cut({"a": (1,), "w": (1, 2), "b": (2,)})
+    for place, span in ((0, 0), (1, 1), (4, 2)):
+        values = torch.ones(5)
+        values[place:] = bad
+        assert kernels.top_k(None, values, torch.zeros(6), segments).unsound == span
 
 
-def test_entries_are_added_to_indices_and_then_to_runs() -> None:
-    flat = torch.ones(6)
-    kernels.add_entries(flat, torch.tensor([4, 5]), torch.tensor([10.0, 20, 1, 2, 3]), ((0, 3),))
-    assert flat.tolist() == [2, 3, 4, 1, 11, 21]
+def test_sums_that_overflow_are_not_finite() -> None:
+    segments = cut({"a": (1,), "b": (1,)})
+    most = torch.tensor([1.0, 3e38])
+    empty = torch.empty(0, dtype=torch.int64)
+    taken = kernels.chosen(with_spare_slot(most), most, torch.zeros(3), segments, empty)
+    assert taken.unsound == 1
 
 
-def test_entries_nowhere_change_nothing() -> None:
-    flat = torch.ones(3)
-    kernels.add_entries(flat, torch.tensor([1, 3, 3]), torch.tensor([5.0, 0, 0]), ())
-    assert flat.tolist() == [1, 6, 1]
+def test_messages_are_added_up_where_they_belong() -> None:
+    segments = cut({"b": (3,), "w": (1, 3)})
+    flat = torch.full((6,), 7.0)
+    messages = [
+        (torch.tensor([4]), torch.tensor([10.0, 1, 2, 3])),
+        (torch.tensor([5]), torch.tensor([20.0, 1, 1, 1])),
+        (torch.tensor([6]), torch.tensor([30.0, 0, 0, 0])),  # nowhere
+    ]
+    kernels.add_up(flat, messages, 0.5, segments)
+    assert flat.tolist() == [1, 1.5, 2, 0, 5, 10]
+
+
+def test_errors_are_put_back_and_the_spare_slot_stays_empty() -> None:
+    segments = cut({"b": (1,), "w": (1, 2)})
+    ledger = torch.tensor([0.0, 5.0, 0.0, 0.0])
+    kernels.put_back(ledger, torch.tensor([2]), torch.tensor([0.5, 0.25]), segments)
+    assert ledger.tolist() == [0.25, 5, 0.5, 0]
+    kernels.put_back(ledger, torch.tensor([3]), torch.tensor([9.0, 0]), segments)
+    assert ledger.tolist() == [0.25, 5, 0.5, 0]
 
 
 class TestThreshold:
@@ -118,9 +155,11 @@ class TestThreshold:
 
     @staticmethod
     def chosen(values: list[float], selector: sw.Threshold, key: int = 0) -> list[int]:
-        ledger = with_spare_slot(torch.tensor(values))
+        numbers = torch.tensor(values)
         segments = alone(selector, len(values))
-        return kernels.over_threshold(ledger, segments, selector.sample, key).tolist()
+        after = torch.zeros(len(values) + 1)
+        taken = kernels.over_threshold(None, numbers, after, segments, selector.sample, key)
+        return taken.indices.tolist()
 
     def test_whole_sample_finds_the_largest(self) -> None:
         values = [float((7 * i) % 20) for i in range(20)]
@@ -168,18 +207,37 @@ def test_pieces_side_by_side_give_what_they_give_alone() -> None:
     segments = alone(sw.TopK(0.1), 107, 20)
     assert [(rows, length) for _, rows, length, _ in segments.grids] == [(5, 20), (1, 7)]
     ledger = with_spare_slot(values)
-    assert kernels.top_k(ledger, segments).tolist() == top_by_sorting(ledger, segments)
+    assert top_k(values, segments).tolist() == top_by_sorting(ledger, segments)
 
 
 def test_nothing_to_select_from() -> None:
     segments = alone(sw.TopK(1.0), 5)
     device = torch.device("cpu")
-    ledger = torch.ones(6)
+    ones, after = torch.ones(5), torch.zeros(6)
     for indices in (
-        kernels.top_k(ledger, segments),
-        kernels.over_threshold(ledger, segments, 100, 0),
+        kernels.top_k(None, ones, after, segments).indices,
+        kernels.over_threshold(None, ones, after, segments, 100, 0).indices,
         kernels.random_k(segments, 0, device),
         kernels.block_random_k(segments, 0, device),
     ):
         assert indices.dtype == torch.int64
         assert indices.numel() == 0
+
+
+@pytest.mark.parametrize(
+    ("indices", "fine"),
+    [
+        ([], True),
+        ([0, 3, 9], True),
+        ([0, 3, 10, 10], True),
+        ([10], True),
+        ([3, 3], False),
+        ([4, 3], False),
+        ([-1, 3], False),
+        ([3, 11], False),
+        ([3, 10, 4], False),
+        ([3, 11, 10], False),
+    ],
+)
+def test_ascending_indices(indices: list[int], fine: bool) -> None:
+    assert bool(kernels.is_ascending(torch.tensor(indices, dtype=torch.int64), 10)) is fine

@@ -207,7 +207,7 @@ class Crew:
             before, after = self.ledgers[rank].open(0, engine.segments, self.dtype, flat.device)
             call = Call(self.step, rank, self.world)
             runs.append(engine.run(flat, before, after, call, self.meters[rank]))
-        verdict = sw.SimulatedGroup(self.world).drive(runs, self.meters)
+        verdict = sw.SimulatedGroup(self.world).drive(runs, self.meters).settle()
         for ledger in self.ledgers:
             ledger.commit() if verdict is None else ledger.discard()
         self.step += verdict is None

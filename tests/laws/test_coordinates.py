@@ -41,7 +41,10 @@ def test_entries_withdrawn(
     row = data.draw(st.lists(numbers, min_size=size, max_size=size))
     gradient = torch.tensor(row, dtype=torch.float32)
     after = torch.zeros(size + 1)
-    indices, values = selector.withdraw(None, gradient, after, segments, draw(step))
+    taken = selector.withdraw(None, gradient, after, segments, draw(step))
+    indices, values = taken.indices, taken.values[: segments.room]
+    if not segments.room:
+        return
 
     assert indices.dtype == torch.int64
     assert indices.numel() == values.numel() == segments.room
@@ -61,6 +64,8 @@ def test_entries_withdrawn(
     assert not after[indices].any()  # zero is left behind
     untouched = torch.ones(size, dtype=torch.bool)
     untouched[indices[somewhere]] = False
+    for start, stop in segments.whole_runs:
+        untouched[start:stop] = False
     assert torch.equal(after[:size][untouched], gradient[untouched])
 
 
@@ -75,11 +80,12 @@ def test_ledger_and_gradient_are_added_before_choosing(selector: Selector, scope
     gradient = torch.randn(segments.size, generator=generator)
     after = torch.full((segments.size + 1,), 7.0)
     after[-1] = 0
-    indices, values = selector.withdraw(before, gradient, after, segments, draw(0))
+    taken = selector.withdraw(before, gradient, after, segments, draw(0))
+    indices = torch.cat([taken.indices, *(torch.arange(*run) for run in segments.whole_runs)])
     total = torch.zeros_like(before)
     total[:-1] = before[:-1] + gradient
     assert torch.equal(before, kept)
-    assert torch.equal(values, total[indices])
+    assert torch.equal(taken.values, total[indices])
     total[indices] = 0
     assert torch.equal(after, total)
 
@@ -93,8 +99,8 @@ def test_predictable_coordinates_are_those_withdrawn(selector: Selector) -> None
         return
     (gradient,), after = noise(1, segments.size, 0), torch.zeros(segments.size + 1)
     for rank in range(3):
-        withdrawn, _ = selector.withdraw(None, gradient, after, segments, draw(1, rank))
-        assert torch.equal(withdrawn, selector.coordinates(segments, draw(1, rank), CPU))
+        taken = selector.withdraw(None, gradient, after, segments, draw(1, rank))
+        assert torch.equal(taken.indices, selector.coordinates(segments, draw(1, rank), CPU))
 
 
 @pytest.mark.parametrize("codec", examples("indices"), ids=label)
@@ -102,7 +108,7 @@ def test_predictable_coordinates_are_those_withdrawn(selector: Selector) -> None
 def test_index_codecs_bring_back_what_they_wrote(selector: Selector, codec: IndexCodec) -> None:
     segments = Segments.cut(SHAPES, selector, whole=None)
     (gradient,), after = noise(1, segments.size, 0), torch.zeros(segments.size + 1)
-    indices, _ = selector.withdraw(None, gradient, after, segments, draw(0))
+    indices = selector.withdraw(None, gradient, after, segments, draw(0)).indices
     data = codec.encode(indices, segments)
     assert (data.dtype, data.numel()) == (torch.uint8, codec.nbytes(segments))
     if codec.written:

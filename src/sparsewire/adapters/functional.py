@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..desk import Call
-from ..engine import Exchange, Run, Unsound
+from ..engine import Exchange, Outcome, Run
 from ..errors import NonFiniteError, StateError
 from ..groups import Group, drive
 from ..groups.simulated import SimulatedGroup
@@ -57,8 +57,7 @@ def exchange(
     """
     job = _Job(gradients, state, group.rank, group.size)
     group.doing = f"the exchange of step {state.step}"
-    verdict = drive(job.run(), group, state.meter)
-    return job.outcome(verdict)
+    return job.end(drive(job.run(), group, state.meter))
 
 
 def simulate(
@@ -74,9 +73,9 @@ def simulate(
     jobs = [
         _Job(g, s, rank, size) for rank, (g, s) in enumerate(zip(gradients, states, strict=True))
     ]
-    verdict = SimulatedGroup(size).drive([job.run() for job in jobs], [s.meter for s in states])
-    outcomes = [job.outcome(verdict) for job in jobs]
-    return outcomes[0][0], [state for _, state in outcomes]
+    outcome = SimulatedGroup(size).drive([job.run() for job in jobs], [s.meter for s in states])
+    ends = [job.end(outcome) for job in jobs]
+    return ends[0][0], [state for _, state in ends]
 
 
 class _Job:
@@ -104,8 +103,9 @@ class _Job:
         before, after = self._ledger.open(0, self._segments, flat.dtype, flat.device)
         return self._exchange.run(flat, before, after, self._call, self._state.meter)
 
-    def outcome(self, verdict: Unsound | None) -> tuple[dict[str, Tensor], State]:
+    def end(self, outcome: Outcome) -> tuple[dict[str, Tensor], State]:
         """Mean and next state."""
+        verdict = outcome.settle()
         if verdict is not None:
             raise NonFiniteError(
                 f"NaN or infinity in the gradient at step {self._state.step}: {verdict}; the state "

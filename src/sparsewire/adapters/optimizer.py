@@ -131,7 +131,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.group.doing = f"the exchange of step {self.steps}"
         run = Exchange(scheme, segments, dtype).run(flat, before, after, call, self._meter)
         try:
-            verdict = drive(run, self.group, self._meter)
+            verdict = drive(run, self.group, self._meter).settle()
         except BaseException:
             self._ledger.discard()
             raise

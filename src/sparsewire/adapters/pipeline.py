@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 
 from ..desk import Call
-from ..engine import Exchange, Unsound
+from ..engine import Exchange, Outcome, Unsound
 from ..errors import DamageError, DisagreementError, NonFiniteError, SparsewireError
 from ..groups import drive
 from ..groups.distributed import DistributedGroup
@@ -54,6 +54,7 @@ class _Step:
     buckets: list[_Bucket] = field(default_factory=list)
     number: int = -1
     scheme: Scheme | None = None  # None until the exchange thread begins
+    outcomes: list[Outcome] = field(default_factory=list)
     unsound: Unsound | None = None
     error: SparsewireError | None = None
 
@@ -187,12 +188,18 @@ class Pipeline:
         before, after = self.ledger.open(key, segments, flat.dtype, flat.device)
         call = Call(step.number, self.group.rank, self.group.size, bucket.index)
         run = unit.exchange.run(flat, before, after, call, self.meter)
-        step.unsound = drive(run, self.group, self.meter)
+        outcome = drive(run, self.group, self.meter)
         self.meter.values += segments.size
+        if self._stream is None:
+            step.unsound = outcome.settle()
+        else:
+            step.outcomes.append(outcome)  # to look at it now would mean to wait for the device
         if step.unsound is None and unit.staging is not None:
             unit.copy_out(flat, step.buckets if is_global else [bucket])
 
     def _finish(self, step: _Step) -> None:
+        for outcome in step.outcomes:
+            step.unsound = step.unsound or outcome.settle()
         if step.unsound is not None:
             self.ledger.discard()
             self.meter.skipped += 1

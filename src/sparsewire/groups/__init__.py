@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from ..collectives import Request
-from ..engine import Run, Unsound
+from ..engine import Outcome, Run
 from ..meter import Meter
 from .simulated import answer_all
 
@@ -37,15 +37,15 @@ class Alone:
         return answer_all([request])[0]
 
 
-def drive(run: Run, group: Group, meter: Meter) -> Unsound | None:
+def drive(run: Run, group: Group, meter: Meter) -> Outcome:
     """Run one rank's exchange to its end."""
     answer: Any = None
     while True:
         try:
             request = run.send(answer)
         except StopIteration as end:
-            verdict: Unsound | None = end.value
-            return verdict
+            outcome: Outcome = end.value
+            return outcome
         with meter.stage("exchange"):
             answer = group.answer(request)
         meter.count(request.traffic(group.size))

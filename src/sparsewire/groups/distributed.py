@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..collectives import Gather, Reduce, Request, ordered_sum, share_size
+from ..collectives import Gather, Reduce, Request, Total, ordered_sum, share_size
 from ..errors import AttachError, ExchangeError
+from ..message import CHECKSUM, FINE, damage_code, is_sealed, seal, sealed_bytes
 from .rollcall import RollCall
 from .simulated import answer_all
 
@@ -145,21 +146,36 @@ class DistributedGroup:
             output = payload.new_empty(self.size * payload.numel())
             self._all_gather(output, payload)
             return list(output.to(home).view(self.size, -1))
-        return self._reduce(payload, request).to(home)
+        total = self._reduce(payload, request)
+        return Total(total.values.to(home), total.damage.to(home))
 
-    def _reduce(self, payload: Tensor, request: Reduce) -> Tensor:
+    def _reduce(self, payload: Tensor, request: Reduce) -> Total:
         """Every rank adds up its share of the coordinates, then all gather the shares."""
-        count = payload.numel()
+        count, context = payload.numel(), request.context
         share = share_size(count, self.size)
-        shares = payload.new_zeros(self.size * share)
-        shares[:count] = payload
-        mine = torch.empty_like(shares)
+        padded = payload.new_zeros(self.size * share)
+        padded[:count] = payload
+        sealed = _seal_each(padded.view(self.size, share), context.key(self.rank))
+        mine = torch.empty_like(sealed)
         # as bytes, since not every backend carries every float type
-        dist.all_to_all_single(mine.view(torch.uint8), shares.view(torch.uint8), group=self._double)
-        total = ordered_sum(list(mine.view(self.size, share)), request.dtype, request.scale)
-        output = total.new_empty(self.size * share)
-        self._all_gather(output.view(torch.uint8), total.view(torch.uint8))
-        return output[:count]
+        dist.all_to_all_single(mine, sealed, group=self._double)
+        parts, damage = self._unseal_each(mine, share, payload.dtype, request)
+        total = ordered_sum(parts, request.dtype, request.scale)
+        sealed = _seal_each(total.view(1, -1), context.key(self.rank))
+        output = sealed.new_empty(self.size, sealed.shape[1])
+        self._all_gather(output.view(-1), sealed.view(-1))
+        sums, later = self._unseal_each(output, share, request.dtype, request)
+        return Total(torch.cat(sums)[:count], torch.where(damage == FINE, later, damage))
+
+    def _unseal_each(
+        self, rows: Tensor, share: int, dtype: torch.dtype, request: Reduce
+    ) -> tuple[list[Tensor], Tensor]:
+        """Every rank's share, and the damage code of the first that is damaged."""
+        damage = torch.full((), FINE, device=rows.device)
+        for rank, row in enumerate(rows):
+            is_fine = is_sealed(row, request.context.key(rank)) | (damage != FINE)
+            damage = torch.where(is_fine, damage, damage_code(rank, CHECKSUM))
+        return [row[: share * dtype.itemsize].view(dtype) for row in rows], damage
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Give all ranks what rank 0 has in these tensors."""
@@ -177,3 +193,13 @@ class DistributedGroup:
             _spares[self._original][self.timeout].append(self._double)
         self._double = None
         self._closed = True
+
+
+def _seal_each(rows: Tensor, key: int) -> Tensor:
+    """Every row as bytes with a digest behind them."""
+    data = rows.contiguous().view(torch.uint8)
+    sealed = data.new_zeros(len(rows), sealed_bytes(data.shape[1]))
+    sealed[:, : data.shape[1]] = data
+    for row in sealed:
+        seal(row, key)
+    return sealed

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..collectives import Gather, Reduce, Request, ordered_sum
-from ..engine import Run, Unsound
+import torch
+
+from ..collectives import Gather, Reduce, Request, Total, ordered_sum
+from ..engine import Outcome, Run
 from ..errors import DisagreementError, SchemeError
+from ..message import FINE
 from ..meter import Meter
 
 
@@ -19,20 +22,20 @@ class SimulatedGroup:
             raise SchemeError(f"a simulated group of {size} workers makes no sense; use at least 1")
         self.size = size
 
-    def drive(self, runs: Sequence[Run], meters: Sequence[Meter]) -> Unsound | None:
-        """Run every worker's exchange to its end; they end together, with the same verdict."""
+    def drive(self, runs: Sequence[Run], meters: Sequence[Meter]) -> Outcome:
+        """Run every worker's exchange to its end; they end together, in the same way."""
         answers: Sequence[Any] = [None] * self.size
         while True:
-            requests, verdicts = [], []
+            requests, outcomes = [], []
             for run, answer in zip(runs, answers, strict=True):
                 try:
                     requests.append(run.send(answer))
                 except StopIteration as end:
-                    verdicts.append(end.value)
+                    outcomes.append(end.value)
             if not requests:
-                verdict: Unsound | None = verdicts[0]
-                return verdict
-            if verdicts:
+                outcome: Outcome = outcomes[0]
+                return outcome
+            if outcomes:
                 raise DisagreementError("some workers ended their exchange before the others")
             answers = answer_all(requests)
             for request, meter in zip(requests, meters, strict=True):
@@ -52,4 +55,5 @@ def answer_all(requests: Sequence[Request]) -> list[Any]:
         return [payloads] * len(requests)
     assert isinstance(first, Reduce)
     total = ordered_sum(payloads, first.dtype, first.scale)
-    return [total] * len(requests)
+    fine = torch.full((), FINE, device=total.device)
+    return [Total(total, fine)] * len(requests)

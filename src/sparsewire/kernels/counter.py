@@ -7,6 +7,7 @@ other rank's choices, and a resumed run draws what the uninterrupted one would h
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -45,6 +46,18 @@ def fold(*words: int) -> int:
     for word in words:
         key = mix_int(key ^ (word & _MASK))
     return key
+
+
+def digest_int(words: Sequence[int], key: int) -> int:
+    """64 bits that change when any bit of the words or of the key does; the twin of `digest`."""
+    total = sum(mix_int(w ^ (place * _GAMMA & _MASK)) for place, w in enumerate(words, start=1))
+    return mix_int((total & _MASK) ^ mix_int(key & _MASK))
+
+
+def digest(words: Tensor, key: int) -> Tensor:
+    """The same of an int64 tensor: words are hashed with their place, and the hashes added up."""
+    places = torch.arange(1, words.numel() + 1, device=words.device) * signed(_GAMMA)
+    return mix(mix(words ^ places).sum() ^ signed(mix_int(key & _MASK)))
 
 
 def name_key(name: str) -> int:

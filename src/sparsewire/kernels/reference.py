@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from . import Taken
+from . import Taken, counter
 from .bits import find_flags, pack, set_flags, unpack
-from .counter import below, fold, mix, mix_int, name_key, signed, stream
+from .counter import below, fold, mix, name_key, stream
 
 if TYPE_CHECKING:
     from ..segments import Segments
@@ -225,17 +225,11 @@ def _add(flat: Tensor, indices: Tensor, values: Tensor, segments: Segments) -> N
 
 
 def digest(data: Tensor, key: int) -> Tensor:
-    """Words are hashed with their place and added up: a sum that any device can share out."""
-    words = data.view(torch.int64)
-    places = torch.arange(1, words.numel() + 1, device=data.device) * signed(_GOLDEN)
-    return mix(mix(words ^ places).sum() ^ signed(mix_int(key)))
-
-
-_GOLDEN = 0x9E3779B97F4A7C15
+    return counter.digest(data.view(torch.int64), key)
 
 
 def is_ascending(indices: Tensor, size: int) -> Tensor:
     if not indices.numel():
         return torch.tensor(True, device=indices.device)
     rising = (indices[1:] > indices[:-1]) | (indices[1:] == size)
-    return rising.all() & (indices[0] >= 0) & (indices[-1] <= size)
+    return rising.all() & (indices[0] >= 0) & (indices <= size).all()

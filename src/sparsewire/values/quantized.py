@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from .. import kernels
 from ..errors import SchemeError
 from ..kernels import bits as packing
 from ..kernels.counter import below, mix, stream
@@ -59,7 +60,7 @@ class _Quantized(ValueCodec):
         return torch.cat(
             [
                 to_bytes(centres, torch.float32),
-                packing.pack(codes, self.width),
+                kernels.on(codes.device).pack(codes, self.width),
                 to_bytes(values[room:], _WHOLE),
             ]
         )
@@ -69,7 +70,7 @@ class _Quantized(ValueCodec):
         split = 4 * self.centres(place.segments)
         end = split + packing.packed_bytes(room, self.width)
         centres = from_bytes(data[:split], torch.float32)
-        codes = packing.unpack(data[split:end], room, self.width)
+        codes = kernels.on(data.device).unpack(data[split:end], room, self.width)
         selected = self.restore(centres, codes, place)
         return torch.cat([selected.to(dtype), from_bytes(data[end:], _WHOLE).to(dtype)])
 
