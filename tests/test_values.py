@@ -123,7 +123,7 @@ def test_bytes_of_a_message(codec: ValueCodec, scope: object) -> None:
     segments = place.segments
     centres = len(segments.pieces)
     if codec == sw.OneBit("column"):
-        centres = 7 + 2 * 4 + 1
+        centres = 7 + 2 * 4  # none for the bias, which travels whole
     if isinstance(codec, sw.QSGD):
         centres = math.ceil(segments.room / codec.bucket)
     expected = 4 * centres + math.ceil(segments.room / 8) * bits_of(codec) + 2 * segments.whole_size

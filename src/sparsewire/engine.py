@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import kernels
 from .collectives import Gather, Request
 from .desk import Call, Desk
 from .kernels import Taken
+from .kernels.counter import fold
 from .memory import LEDGER
 from .message import (
     DIGEST_BYTES,
@@ -132,6 +134,8 @@ class Exchange:
         Reads the memory `before` and writes `after`; it is for the caller to keep `after`, or not,
         as the outcome says.
         """
+        kept, after = after, self._widened(after)
+        before = self._widened(before)
         with meter.stage("select"):
             taken = self._withdraw(gradient, before, after, call)
             meter.deposited[self.segments.spans] = taken.squares
@@ -160,7 +164,22 @@ class Exchange:
         yield from self.scheme.collective.meet(taken.indices, taken.values, desk)
         for span in unused:
             self._undo(span, gradient, before, after)
+        self._narrow(after, kept, call)
         return Outcome(self.segments, desk.settle)
+
+    def _widened(self, fields: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The memory in the type that sums are made in: itself, or a copy."""
+        if self.scheme.memory.kept_as(self.dtype) == self.dtype:
+            return fields
+        return {name: tensor.to(self.dtype) for name, tensor in fields.items()}
+
+    def _narrow(self, wide: Mapping[str, Tensor], kept: Mapping[str, Tensor], call: Call) -> None:
+        """Round what was widened, at random: right on average."""
+        draw = Draw(self.scheme.seed, call.step, call.rank)
+        for number, (name, tensor) in enumerate(kept.items()):
+            if tensor is not wide[name]:
+                key = fold(draw.key(shared=False), call.bucket, number)
+                kernels.on(tensor.device).narrow(wide[name], tensor, key)
 
     @cached_property
     def _has_met(self) -> bool:

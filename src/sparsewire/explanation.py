@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+import torch
+
 from .engine import Exchange
 from .message import DIGEST_BYTES, HEADER_BYTES, VERDICT_BYTES
 from .report import dense_traffic, human_bytes
@@ -95,9 +97,15 @@ def explain(
         sent_bytes=exchange.traffic(workers),
         dense_float32_bytes=dense_traffic(segments.size, workers, 4),
         dense_bfloat16_bytes=dense_traffic(segments.size, workers, 2),
-        memory_bytes=4 * segments.size * max(1, 2 * len(full.memory.fields)),
+        memory_bytes=_memory_bytes(full, segments.size),
         warmup=_warmup(chosen),
     )
+
+
+def _memory_bytes(scheme: Scheme, size: int) -> int:
+    """What is kept twice, since a step may fail; without memory, room for one sum."""
+    width = scheme.memory.kept_as(torch.float32).itemsize
+    return 2 * width * size * len(scheme.memory.fields) or 4 * size
 
 
 def _why(scheme: Scheme) -> str:

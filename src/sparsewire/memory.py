@@ -28,6 +28,11 @@ class Memory(Part, ABC):
     """Keeps what was not sent. The field `residual`, if there is one, is the ledger."""
 
     fields: ClassVar[tuple[str, ...]]
+    dtype: str = "float32"
+
+    def kept_as(self, dtype: torch.dtype) -> torch.dtype:
+        """The type that is kept from step to step, where sums are of type `dtype`."""
+        return torch.bfloat16 if self.dtype == "bfloat16" and dtype == torch.float32 else dtype
 
     @abstractmethod
     def addend(
@@ -48,10 +53,18 @@ class Memory(Part, ABC):
 class ErrorFeedback(Memory):
     """Adds what was not sent to the next gradient: p = g + e, send C(p), e ← p − C(p).
 
+    With `dtype='bfloat16'` e takes half the space and is rounded up or down at random, so that it
+    is right on average; sums and choices are made in float32.
+
     Reference: Eghlidi & Jaggi 2020, Algorithm 1, with the worker's own C(p) subtracted.
     """
 
+    dtype: str = "float32"
+
     fields = (LEDGER,)
+
+    def __post_init__(self) -> None:
+        _check_dtype(self)
 
     def addend(
         self, gradient: Tensor, before: Fields, after: Fields, segments: Segments, world: int
@@ -70,7 +83,8 @@ class MomentumCorrection(Memory):
 
     With `masking` both u and v are zeroed where sent, so that stale momentum does not push on.
     `clip` bounds every tensor's gradient to that norm / √W before it is added. Tensors that travel
-    whole get plain momentum. The optimizer on top must have no momentum of its own.
+    whole get plain momentum. The optimizer on top must have no momentum of its own. `dtype` is that
+    of u and v, as for `ErrorFeedback`.
 
     Reference: Lin et al. 2018, Deep Gradient Compression, section 3.
     """
@@ -79,6 +93,7 @@ class MomentumCorrection(Memory):
     nesterov: bool = False
     masking: bool = True
     clip: float | None = None
+    dtype: str = "float32"
 
     fields = (LEDGER, "velocity")
 
@@ -93,6 +108,7 @@ class MomentumCorrection(Memory):
             raise SchemeError(
                 "MomentumCorrection's clip is a norm above 0, or None for no clipping"
             )
+        _check_dtype(self)
         check_flag(self, "nesterov")
         check_flag(self, "masking")
 
@@ -136,6 +152,12 @@ class NoMemory(Memory):
 
     def settle(self, after: Fields, indices: Tensor) -> None:
         pass
+
+
+def _check_dtype(memory: Memory) -> None:
+    if memory.dtype not in ("float32", "bfloat16"):
+        name = type(memory).__name__
+        raise SchemeError(f"{name}'s dtype is 'float32' or 'bfloat16', not {memory.dtype!r}")
 
 
 ALL: tuple[type[Memory], ...] = (ErrorFeedback, MomentumCorrection, NoMemory)

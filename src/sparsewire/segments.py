@@ -57,6 +57,10 @@ class Piece:
     count: int
     room: int
 
+    @property
+    def stop(self) -> int:
+        return self.start + self.length
+
 
 @dataclass(frozen=True)
 class Segments:

@@ -34,6 +34,7 @@ EXAMPLES: dict[type, tuple[Any, ...]] = {
     sw.OneBit: (sw.OneBit(), sw.OneBit("threshold"), sw.OneBit("column")),
     sw.KBit: (sw.KBit(3),),
     sw.QSGD: (sw.QSGD(), sw.QSGD(8, bucket=64)),
+    sw.ErrorFeedback: (sw.ErrorFeedback(), sw.ErrorFeedback(dtype="bfloat16")),
     sw.MomentumCorrection: (
         sw.MomentumCorrection(),
         sw.MomentumCorrection(0.5, nesterov=True),
@@ -203,8 +204,9 @@ class Crew:
         engine = self.engine
         flats = [gradient.clone() for gradient in gradients]
         runs = []
+        kept = self.scheme.memory.kept_as(self.dtype)
         for rank, flat in enumerate(flats):
-            before, after = self.ledgers[rank].open(0, engine.segments, self.dtype, flat.device)
+            before, after = self.ledgers[rank].open(0, engine.segments, kept, flat.device)
             call = Call(self.step, rank, self.world)
             runs.append(engine.run(flat, before, after, call, self.meters[rank]))
         verdict = sw.SimulatedGroup(self.world).drive(runs, self.meters).settle()

@@ -30,7 +30,8 @@ from .cases import (
 )
 
 STEPS = 3
-KEEPING = [memory for memory in examples("memory") if LEDGER in memory.fields]
+# a memory in bfloat16 loses what it rounds; tests/test_narrow_memory.py says how much
+KEEPING = [m for m in examples("memory") if LEDGER in m.fields and m.dtype == "float32"]
 
 
 class Balance:

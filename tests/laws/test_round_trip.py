@@ -32,6 +32,7 @@ ARGUMENTS: dict[str, st.SearchStrategy[Any]] = {
     "clip": st.none() | st.floats(1e-9, 1e9),
     "centre": st.sampled_from(["threshold", "column", "global"]),
     "bits": st.integers(2, 16),
+    "dtype": st.sampled_from(["float32", "bfloat16"]),
     "bucket": st.integers(1, 10**9),
 }
 SIZES = st.fixed_dictionaries({"ratio": ratios}) | st.fixed_dictionaries(

@@ -18,9 +18,10 @@ from ..errors import NonFiniteError, StateError
 from ..groups import Group, drive
 from ..groups.simulated import SimulatedGroup
 from ..ledger import Ledger, Remembered
+from ..memory import LEDGER
 from ..meter import Meter
-from ..scheme import AnyScheme, as_scheme
-from ..segments import Segments
+from ..scheme import AnyScheme, Scheme, as_scheme
+from ..segments import Span
 from ..selectors import Selector
 
 
@@ -32,6 +33,7 @@ class State:
     step: int
     memory: Remembered
     meter: Meter = field(default_factory=Meter)
+    _drawer: _Drawer = field(default_factory=lambda: _Drawer(), repr=False)
 
 
 def init(scheme: AnyScheme | Selector | str, parameters: Mapping[str, Tensor]) -> State:
@@ -39,7 +41,9 @@ def init(scheme: AnyScheme | Selector | str, parameters: Mapping[str, Tensor]) -
     chosen = as_scheme(scheme)
     memory = {
         name: {
-            kind: torch.zeros(p.shape, dtype=_ledger_dtype([p]), device=p.device)
+            kind: torch.zeros(
+                p.shape, dtype=chosen.memory.kept_as(_ledger_dtype([p])), device=p.device
+            )
             for kind in chosen.memory.fields
         }
         for name, p in parameters.items()
@@ -78,6 +82,16 @@ def simulate(
     return ends[0][0], [state for _, state in ends]
 
 
+class _Drawer:
+    """What a rank need not work out anew at every step; losing it changes nothing."""
+
+    def __init__(self) -> None:
+        self.exchanges: dict[object, Exchange] = {}
+        self.memory: Remembered | None = None  # what lies flat in `fields`
+        self.spans: tuple[Span, ...] = ()
+        self.fields: dict[str, Tensor] = {}
+
+
 class _Job:
     """One rank's part in one exchange of all parameters together."""
 
@@ -86,42 +100,73 @@ class _Job:
         self._gradients = gradients
         scheme = state.scheme.at(state.step)
         shapes = {name: tuple(g.shape) for name, g in gradients.items()}
-        self._ledger = Ledger(scheme.memory.fields, shapes)
-        self._ledger.load(state.memory)
-        self._segments: Segments = scheme.cut(shapes)
-        dtype = _ledger_dtype(gradients.values())
-        self._exchange = Exchange(scheme, self._segments, dtype)
-        device = next((g.device for g in gradients.values()), None)
-        self._flat = torch.empty(self._segments.size, dtype=dtype, device=device)
-        for span, view in self._segments.views(self._flat):
+        self._exchange = self._find_exchange(scheme, shapes)
+        segments, dtype = self._exchange.segments, self._exchange.dtype
+        kept = scheme.memory.kept_as(dtype)
+        device = next((g.device for g in gradients.values()), torch.device("cpu"))
+        self._flat = torch.empty(segments.size, dtype=dtype, device=device)
+        for span, view in segments.views(self._flat):
             view.view(span.shape).copy_(gradients[span.name].detach())
+        self._before = self._lay_out(shapes, kept, device)
+        self._after = {
+            name: torch.zeros(segments.size + 1, dtype=kept, device=device)
+            for name in {*scheme.memory.fields, LEDGER}
+        }
         self._call = Call(state.step, rank, size)
+
+    def _find_exchange(self, scheme: Scheme, shapes: dict[str, tuple[int, ...]]) -> Exchange:
+        dtype = _ledger_dtype(self._gradients.values())
+        exchanges, key = self._state._drawer.exchanges, (scheme, tuple(shapes.items()), dtype)
+        if key not in exchanges:
+            exchanges.clear()  # an eased ratio changes at every step
+            exchanges[key] = Exchange(scheme, scheme.cut(shapes), dtype)
+        return exchanges[key]
+
+    def _lay_out(
+        self, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device
+    ) -> dict[str, Tensor]:
+        """The memory in flat tensors: those of the last step, or filled anew."""
+        state, segments = self._state, self._exchange.segments
+        drawer, fields = state._drawer, state.scheme.memory.fields
+        if drawer.memory is state.memory and drawer.spans == segments.spans:
+            return drawer.fields
+        Ledger(fields, shapes).check(state.memory)
+        flat = {f: torch.zeros(segments.size + 1, dtype=dtype, device=device) for f in fields}
+        for name, tensor in flat.items():
+            for span, view in segments.views(tensor):
+                view.view(span.shape).copy_(state.memory[span.name][name])
+        return flat
 
     def run(self) -> Run:
         """The exchange itself, for a driver."""
-        flat = self._flat
-        before, after = self._ledger.open(0, self._segments, flat.dtype, flat.device)
-        return self._exchange.run(flat, before, after, self._call, self._state.meter)
+        return self._exchange.run(
+            self._flat, self._before, self._after, self._call, self._state.meter
+        )
 
     def end(self, outcome: Outcome) -> tuple[dict[str, Tensor], State]:
         """Mean and next state."""
+        state, segments = self._state, self._exchange.segments
         verdict = outcome.settle()
         if verdict is not None:
             raise NonFiniteError(
-                f"NaN or infinity in the gradient at step {self._state.step}: {verdict}; the state "
+                f"NaN or infinity in the gradient at step {state.step}: {verdict}; the state "
                 f"is as it was"
             )
-        self._ledger.commit()
-        meter = self._state.meter
-        meter.steps += 1
-        meter.values += self._segments.size
+        state.meter.steps += 1
+        state.meter.values += segments.size
         mean = {
             span.name: view.view(span.shape).to(self._gradients[span.name].dtype)
-            for span, view in self._segments.views(self._flat)
+            for span, view in segments.views(self._flat)
         }
+        memory: Remembered = {name: {} for name in self._gradients}
+        drawer = state._drawer
+        drawer.spans, drawer.memory = segments.spans, memory
+        drawer.fields = {name: self._after[name] for name in self._before}
+        for name, tensor in drawer.fields.items():
+            for span, view in segments.views(tensor):
+                memory[span.name][name] = view.view(span.shape)
         ordered = {name: mean[name] for name in self._gradients}
-        memory = self._ledger.state()
-        return ordered, replace(self._state, step=self._state.step + 1, memory=memory)
+        return ordered, replace(state, step=state.step + 1, memory=memory)
 
 
 def _ledger_dtype(tensors: Iterable[Tensor]) -> torch.dtype:

@@ -22,7 +22,7 @@ from ..groups.distributed import DistributedGroup
 from ..ledger import Ledger
 from ..meter import Meter
 from ..report import Report
-from ..scheme import AnyScheme, as_scheme
+from ..scheme import AnyScheme, Scheme, as_scheme
 from ..selectors import Selector
 from . import saved
 from .handshake import handshake
@@ -67,6 +67,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.scheme.memory.fields, {name: tuple(p.shape) for name, p in named.items()}
         )
         self._meter = Meter()
+        self._last: Exchange | None = None
         self.steps = 0
         self.group: Group = Alone()
         if dist.is_initialized():
@@ -117,19 +118,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _exchange(self, rates: dict[str, tuple[nn.Parameter, float]]) -> None:
         scheme = self.scheme.at(self.steps)
-        segments = scheme.cut({name: tuple(p.shape) for name, (p, _) in rates.items()})
-        dtype = torch.float32
-        for parameter, _ in rates.values():
-            dtype = torch.promote_types(dtype, parameter.dtype)
+        exchange = self._find_exchange(scheme, rates)
+        segments, dtype = exchange.segments, exchange.dtype
         flat = torch.zeros(segments.size, dtype=dtype, device=self._device)
         for span, view in segments.views(flat):
             parameter, rate = rates[span.name]
             if parameter.grad is not None:
                 view.view(span.shape).copy_(parameter.grad).mul_(rate)  # in the ledger's type
-        before, after = self._ledger.open(0, segments, dtype, self._device)
+        kept = scheme.memory.kept_as(dtype)
+        before, after = self._ledger.open(0, segments, kept, self._device)
         call = Call(self.steps, self.group.rank, self.group.size)
         self.group.doing = f"the exchange of step {self.steps}"
-        run = Exchange(scheme, segments, dtype).run(flat, before, after, call, self._meter)
+        run = exchange.run(flat, before, after, call, self._meter)
         try:
             verdict = drive(run, self.group, self._meter).settle()
         except BaseException:
@@ -149,6 +149,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
             parameter, rate = rates[span.name]
             mean = view.view(span.shape).div(rate).to(parameter.dtype)
             parameter.grad = mean if parameter.grad is None else parameter.grad.copy_(mean)
+
+    def _find_exchange(
+        self, scheme: Scheme, rates: dict[str, tuple[nn.Parameter, float]]
+    ) -> Exchange:
+        """The exchange of these parameters: that of the last step, unless something changed."""
+        last = self._last
+        names = [span.name for span in last.segments.spans] if last else []
+        if last is None or last.scheme != scheme or sorted(names) != sorted(rates):
+            dtype = torch.float32
+            for parameter, _ in rates.values():
+                dtype = torch.promote_types(dtype, parameter.dtype)
+            segments = scheme.cut({name: tuple(p.shape) for name, (p, _) in rates.items()})
+            last = self._last = Exchange(scheme, segments, dtype)
+        return last
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients."""

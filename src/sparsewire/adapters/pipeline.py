@@ -185,7 +185,9 @@ class Pipeline:
             return
         segments = unit.exchange.segments
         key = GLOBAL if is_global else bucket.index
-        before, after = self.ledger.open(key, segments, flat.dtype, flat.device)
+        before, after = self.ledger.open(
+            key, segments, scheme.memory.kept_as(flat.dtype), flat.device
+        )
         call = Call(step.number, self.group.rank, self.group.size, bucket.index)
         run = unit.exchange.run(flat, before, after, call, self.meter)
         outcome = drive(run, self.group, self.meter)

@@ -97,6 +97,9 @@ class Kernels(Protocol):
     def put_back(self, ledger: Tensor, indices: Tensor, errors: Tensor, segments: Segments) -> None:
         """Add rounding errors to the entries of a ledger that they came from."""
 
+    def narrow(self, wide: Tensor, narrow: Tensor, key: int) -> None:
+        """Round float32 to bfloat16 up or down at random, by the share of what would be lost."""
+
     def pack(self, values: Tensor, width: int) -> Tensor:
         """The low `width` bits of integers as bytes; see `bits`."""
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import Taken, counter
 from .bits import find_flags, pack, set_flags, unpack
-from .counter import below, fold, mix, name_key, stream
+from .counter import below, fold, mix, name_key, signed, stream
 
 if TYPE_CHECKING:
     from ..segments import Segments
@@ -23,6 +23,7 @@ __all__ = [
     "digest",
     "find_flags",
     "is_ascending",
+    "narrow",
     "over_threshold",
     "pack",
     "put_back",
@@ -222,6 +223,18 @@ def _add(flat: Tensor, indices: Tensor, values: Tensor, segments: Segments) -> N
     for start, stop in segments.whole_runs:
         flat[start:stop] += values[at : at + stop - start]
         at += stop - start
+
+
+def narrow(wide: Tensor, narrow: Tensor, key: int) -> None:
+    """Four values share the 64 bits drawn for them; what would overflow is cut off instead."""
+    count = wide.numel()
+    words = mix(torch.arange(-(-count // 4), device=wide.device) + signed(key))
+    chance = words.view(torch.int16)[:count].to(torch.int32) & 0xFFFF
+    bits = wide.view(torch.int32)
+    rounded = bits + chance
+    is_finite = (rounded & 0x7F800000) != 0x7F800000
+    rounded = torch.where(is_finite, rounded, bits)
+    narrow.copy_((rounded >> 16).to(torch.int16).view(torch.bfloat16))
 
 
 def digest(data: Tensor, key: int) -> Tensor:

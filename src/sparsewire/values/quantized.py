@@ -17,7 +17,7 @@ from .. import kernels
 from ..errors import SchemeError
 from ..kernels import bits as packing
 from ..kernels.counter import below, mix, stream
-from ..segments import Segments
+from ..segments import Segments, Span
 from .base import Place, ValueCodec, from_bytes, to_bytes
 
 _WHOLE = torch.bfloat16
@@ -96,18 +96,38 @@ def _pieces(place: Place) -> Tensor:
 
 def _columns(place: Place) -> Tensor:
     """The number of the column, over all parameters, that each selected value lies in."""
-    device = place.indices.device
-    spans = place.segments.spans
-    table = [(span.start, _column_count(span.shape)) for span in spans]
-    starts, widths = (
-        torch.tensor(table, dtype=torch.int64, device=device).view(-1, 2).T.contiguous()
-    )
+    starts, widths, first = _column_table(place.segments, place.indices.device)
     # "nowhere" counts with the last column: nothing is ever added there
-    inside = place.indices.clamp(max=place.segments.size - 1)
+    inside = place.indices.clamp(
+        max=place.segments.pieces[-1].stop - 1 if place.indices.numel() else 0
+    )
     span = torch.bucketize(inside, starts, right=True) - 1
-    first = torch.cumsum(widths, 0) - widths
     column: Tensor = first[span] + (inside - starts[span]) % widths[span]
     return column
+
+
+def _column_table(segments: Segments, device: torch.device) -> Tensor:
+    """Of every span that is selected from: where it begins, its columns, and those before it."""
+    key = ("columns", device)
+    if key not in segments.scratch:
+        spans = _selected_spans(segments)
+        widths = [_column_count(span.shape) for span in spans]
+        first = [sum(widths[:number]) for number in range(len(spans))]
+        rows = ([span.start for span in spans], widths, first)
+        segments.scratch[key] = torch.tensor(rows, dtype=torch.int64).to(device)
+    table: Tensor = segments.scratch[key]
+    return table
+
+
+def _selected_spans(segments: Segments) -> list[Span]:
+    """The spans that do not travel whole."""
+    whole = [(piece.start, piece.start + piece.length) for piece in segments.whole]
+    return [
+        span
+        for span in segments.spans
+        if span.length
+        and not any(start <= span.start and span.stop <= stop for start, stop in whole)
+    ]
 
 
 def _column_count(shape: tuple[int, ...]) -> int:
@@ -135,7 +155,7 @@ class OneBit(_Quantized):
 
     def centres(self, segments: Segments) -> int:
         if self.centre == "column":
-            return sum(_column_count(span.shape) for span in segments.spans)
+            return sum(_column_count(span.shape) for span in _selected_spans(segments))
         return len(segments.pieces)
 
     def quantize(self, values: Tensor, place: Place) -> tuple[Tensor, Tensor]:
