@@ -5,24 +5,29 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEV := $(VENV)/.installed-dev
 
-.PHONY: demo test lint bench bench-wire wheel clean help
+.PHONY: demo test lint bench bench-wire bench-encode bench-share fuzz wheel clean help
 
 help:  ## what there is to make
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[cli]"
+	@touch $@
+
+$(DEV): $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
 	@touch $@
 
 demo: $(STAMP)  ## train real MNIST on 4 worker processes, dense against sparse; table and plot in out/
 	$(BIN)/sparsewire compare mnist --workers 4 --out out/demo
 
-test: $(STAMP)  ## all tests
+test: $(DEV)  ## all tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
 
-lint: $(STAMP)  ## style and types
+lint: $(DEV)  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -33,7 +38,16 @@ bench: $(STAMP)  ## what the stages of one exchange cost here, as multiples of a
 bench-wire: $(STAMP)  ## bits and coding time of a message, beside floors, peers and targets
 	$(BIN)/python benchmarks/wire.py
 
-wheel: $(STAMP)  ## build the wheel into dist/
+bench-encode: $(STAMP)  ## what choosing and adding up cost here, beside a copy, plain torch and the floor
+	$(BIN)/python benchmarks/encode.py
+
+bench-share: $(STAMP)  ## the share of a training step that coding takes, and how well TopK guesses
+	$(BIN)/python benchmarks/share.py
+
+fuzz: $(DEV)  ## ten million damaged messages: about half an hour
+	SPARSEWIRE_FUZZ=10000000 $(BIN)/python -m pytest --numprocesses 2 tests/test_damage.py
+
+wheel: $(DEV)  ## build the wheel into dist/
 	$(BIN)/python -m build --wheel
 
 clean:  ## remove what was made

@@ -11,45 +11,30 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
-import platform
-import statistics
-import subprocess
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
+from measure import RESULTS, ROOT, Page, machine, median_times
 from torch import nn
 
 import sparsewire as sw
+from sparsewire import kernels
 from sparsewire.desk import Call, Desk, finite
 from sparsewire.engine import Exchange
 from sparsewire.indices import IndexCodec
-from sparsewire.message import HEADER_BYTES, VERDICT_BYTES, check_indices, seal, unseal
+from sparsewire.message import FINE, HEADER_BYTES, VERDICT_BYTES, is_sealed, seal
 from sparsewire.meter import Meter
 from sparsewire.segments import Segments
 from sparsewire.selectors import Draw
 from sparsewire.tasks import mnist
 
-ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = 1000
 # Published formats. Bits per index; a Bloom filter's follow from the ratio, this is for 1 %.
 PEERS = "64 int64 (DeMo), 32 int32 (GRACE, DGC), 12 in chunks of 4096 (SparseLoCo)"
 BLOOM = "14.4 Bloom filter (DeepReduce)"
 
-lines: list[str] = []
-
-
-def say(text: str = "") -> None:
-    print(text, flush=True)
-    lines.append(text)
-
-
-def target(name: str, value: float, limit: float, unit: str, margin: float = 0.0) -> None:
-    """One line that says whether a target is met."""
-    verdict = "PASS" if value <= limit + margin else "FAIL"
-    say(f"  {verdict}  {name}: {value:.4g} {unit}, target at most {limit:.4g}")
+page = Page()
+say, target = page.say, page.target
 
 
 def entropy(length: int, count: int) -> float:
@@ -136,7 +121,8 @@ def index_sizes(size: int) -> None:
 def desk_of(scheme: sw.Scheme, size: int) -> Desk:
     exchange = Exchange(scheme, scheme.cut({"w": (size // COLUMNS, COLUMNS)}))
     length = exchange.segments.size
-    return Desk(exchange, torch.zeros(length), torch.zeros(length + 1), Call(0, 0, 1), Meter())
+    ledger, fine = torch.zeros(length + 1), torch.tensor(FINE)
+    return Desk(exchange, torch.zeros(length), ledger, Call(0, 0, 1), Meter(), fine)
 
 
 def message_sizes(size: int) -> None:
@@ -156,18 +142,6 @@ def message_sizes(size: int) -> None:
         "0.64 top-k 1 % with int32 and fp32 (GRACE, DGC)"
     )
     target("TwoBit", found["TwoBit()"], 0.108, "bits per parameter")
-
-
-def median_times(jobs: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Seconds per job, all jobs taking turns; the first two rounds warm up."""
-    times: dict[str, list[float]] = {name: [] for name in jobs}
-    for number in range(repeats + 2):
-        for name, job in jobs.items():
-            start = time.perf_counter()
-            job()
-            if number > 1:
-                times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(taken) for name, taken in times.items()}
 
 
 def index_times(size: int, repeats: int) -> None:
@@ -198,58 +172,51 @@ def index_times(size: int, repeats: int) -> None:
 
 def check_times(size: int, repeats: int) -> None:
     say()
-    say("Checks of one message at 1 %: checksum written, checksum read, indices, finite values")
+    say("Checks of one message at 1 %: digest written, digest read, indices, finite values.")
+    say("Encode is from the gradient to the message, decode from the message to the mean.")
     say(
-        f"  {'values':<12} {'write+open':>11} {'seal':>7} {'unseal':>7} {'indices':>8} "
-        f"{'finite':>7}  ms   share of coding"
+        f"  {'values':<12} {'select':>7} {'write':>7} {'open':>7} {'apply':>7} {'seal':>7} "
+        f"{'unseal':>7} {'indices':>8} {'finite':>7}  ms   of write + open, of encode + decode"
     )
-    values = torch.randn(size // 100, generator=torch.Generator().manual_seed(1))
-    shares = {}
+    gradient = torch.randn(size, generator=torch.Generator().manual_seed(1))
+    before, after = torch.zeros(size + 1), torch.zeros(size + 1)
+    shares, draw = {}, Draw(0, 0, 0)
+    kernel = kernels.on(gradient.device)
     for codec in (sw.Float32(), sw.BFloat16(), sw.TwoBit(), sw.OneBit()):
-        desk = desk_of(sw.Scheme(sw.TopK(0.01), values=codec, whole=None), size)
+        scheme = sw.Scheme(sw.TopK(0.01), values=codec, whole=None)
+        desk = desk_of(scheme, size)
         segments = desk.exchange.segments
-        indices = support(segments)
+
+        def select(scheme: sw.Scheme = scheme, segments: Segments = segments) -> kernels.Taken:
+            return scheme.selector.withdraw(before, gradient, after, segments, draw)
+
+        taken = select()
+        indices, values = taken.indices, taken.values
         message = desk.write(indices, values)
-        body = message[:-4]
+        key = desk.context.key(0)
         jobs: dict[str, Callable[[], object]] = {
-            "write": lambda desk=desk, indices=indices: desk.write(indices, values),
-            "seal": lambda body=body: seal(body, 0, 0, 0),
+            "select": select,
+            "write": lambda desk=desk, i=indices, v=values: desk.write(i, v),
             "open": lambda desk=desk, message=message: desk.open(message, 0),
-            "unseal": lambda message=message: unseal(message, 0, 0, 0),
-            "indices": lambda indices=indices, s=segments: check_indices(indices, s.size, s.room),
-            "finite": lambda: finite(values),
+            "apply": lambda desk=desk, i=indices, v=values: desk.apply([(i, v)], 1.0),
+            "seal": lambda message=message, key=key: seal(message, key),
+            "unseal": lambda message=message, key=key: is_sealed(message, key),
+            "indices": lambda i=indices: kernel.is_ascending(i, size),
+            "finite": lambda v=values: finite(v),
         }
         times = median_times(jobs, repeats)
-        whole = times["write"] + times["open"]
+        coding = times["write"] + times["open"]
         checks = sum(times[name] for name in ("seal", "unseal", "indices", "finite"))
+        whole = coding + times["select"] + times["apply"]
         shares[repr(codec)] = 100 * checks / (whole - checks)
         columns = " ".join(
             f"{1e3 * times[name]:{width}.3f}"
-            for name, width in (("seal", 7), ("unseal", 7), ("indices", 8), ("finite", 7))
+            for name, width in zip(jobs, (7, 7, 7, 7, 7, 7, 8, 7), strict=True)
         )
-        say(f"  {codec!r:<12} {1e3 * whole:11.3f} {columns}       {shares[repr(codec)]:.1f} %")
+        narrow = 100 * checks / (coding - checks)
+        say(f"  {codec!r:<12} {columns}       {narrow:.1f} %, {shares[repr(codec)]:.1f} %")
     for name, share in shares.items():
         target(f"checks with {name}", share, 5.0, "% of encode + decode")
-
-
-def machine() -> str:
-    """Processor, cores, versions and commit."""
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [ln for ln in cpuinfo.read_text().splitlines() if ln.startswith("model name")]
-        model = names[0].partition(":")[2].strip() if names else model
-    asked = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return (
-        f"{model}, {os.cpu_count()} cores; Python {platform.python_version()}, torch "
-        f"{torch.__version__}, sparsewire {sw.__version__} at {asked.stdout.strip() or 'no commit'}"
-    )
 
 
 def main() -> None:
@@ -269,9 +236,7 @@ def main() -> None:
     index_times(size, options.repeats)
     check_times(size, options.repeats)
     if options.save:
-        results = ROOT / "benchmarks" / "results"
-        results.mkdir(exist_ok=True)
-        (results / "wire.txt").write_text("\n".join(lines) + "\n")
+        page.save(RESULTS / "wire.txt")
 
 
 if __name__ == "__main__":

@@ -168,11 +168,15 @@ def test_process_groups_only_at_the_edge(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=short)
-def test_fast_kernels_are_imported_late_and_only_in_kernels(path: Path) -> None:
+def test_compilers_are_imported_only_in_their_own_folders(path: Path) -> None:
+    """`kernels.on` imports these folders when they are asked for, and does without if it must."""
+    homes = {"numba": "kernels/cpu/", "llvmlite": "kernels/cpu/", "triton": "kernels/cuda/"}
+    for name, _ in imports_of(path):
+        home = homes.get(name.split(".")[0])
+        assert home is None or short(path).startswith(home)
     for name, at_top in imports_of(path):
-        if name.split(".")[0] in ("numba", "triton"):
-            assert area_of(path) == "kernels"
-            assert not at_top
+        if name.startswith(("sparsewire.kernels.cpu", "sparsewire.kernels.cuda")) and at_top:
+            assert short(path).startswith(("kernels/cpu/", "kernels/cuda/"))
 
 
 @pytest.mark.parametrize("path", outside("cli"), ids=short)

@@ -45,6 +45,33 @@ def test_ddp_options(four: Cluster, scheme: str, options: dict[str, Any]) -> Non
     assert torch.equal(real[0], train_simulated(scheme, 4, 8))
 
 
+def _compiled(scheme: str, steps: int, inside: bool) -> torch.Tensor:
+    """Train a model that is compiled before DDP wraps it, or after."""
+    rank, net = dist.get_rank(), make_model()
+    if inside:
+        model: Any = DDP(torch.compile(net, backend="aot_eager"), bucket_cap_mb=1)
+    else:
+        model = torch.compile(DDP(net, bucket_cap_mb=1), backend="aot_eager")
+    optimizer = sgd(model)
+    wire = sw.attach(model, scheme)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, rank, step).backward()
+        optimizer.step()
+    assert wire.steps == steps
+    wire.detach()
+    torch._dynamo.reset()
+    return numbers(model)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_compiled_models(two: Cluster, inside: bool) -> None:
+    for scheme in SCHEMES:
+        real = two.run(_compiled, scheme, 6, inside)
+        assert torch.equal(real[0], real[1])
+        torch.testing.assert_close(real[0], train_simulated(scheme, 2, 6))
+
+
 def _train_with_optimizer_momentum(scheme: str) -> torch.Tensor:
     return train_ddp(scheme, 8, momentum=0.9)
 

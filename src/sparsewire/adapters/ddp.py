@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from .. import kernels
 from ..errors import AttachError, SparsewireError, StateError
 from ..groups.distributed import DistributedGroup
 from ..report import Report
@@ -63,6 +64,7 @@ def attach(
     if slot.taker is not None:
         raise AttachError("this model is attached already: call detach() on its wire first")
     device = next(iter(parameters.values())).device
+    kernels.prepare(device.type)  # before the ranks meet, who would wait for it
     group = DistributedGroup(ddp.process_group, timeout, device)
     handshake(group, chosen, parameters, f"{on_nonfinite} {scaler is None} {follow_lr}")
     scaling = Scaling(parameters, optimizer if follow_lr else None, scaler)

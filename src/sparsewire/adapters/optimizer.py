@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from .. import kernels
 from ..desk import Call
 from ..engine import Exchange
 from ..errors import AttachError, NonFiniteError, StateError
@@ -70,6 +71,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._last: Exchange | None = None
         self.steps = 0
         self.group: Group = Alone()
+        kernels.prepare(self._device.type)
         if dist.is_initialized():
             group = DistributedGroup(process_group, timeout, self._device)
             handshake(group, self.scheme, named)

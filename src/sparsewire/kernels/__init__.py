@@ -7,7 +7,10 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
+import threading
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +22,8 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from ..segments import Segments
+
+log = logging.getLogger("sparsewire.kernels")
 
 SWITCH = "SPARSEWIRE_KERNELS"  # "reference" switches the fast ones off
 _FAST = {"cpu": ("cpu", "numba", 20), "cuda": ("cuda", "triton", 10)}
@@ -127,6 +132,21 @@ def on(device: torch.device) -> Kernels:
     if os.environ.get(SWITCH) == "reference":
         return _module("reference")
     return _fastest(device.type)
+
+
+@cache
+def prepare(kind: str) -> None:
+    """Compile what tensors on `kind` of device will need, so that no training step waits for it."""
+    warm = getattr(on(torch.device(kind)), "warm", None)
+    if warm is None:
+        return
+    start = time.perf_counter()
+    patience = threading.Timer(2.0, log.warning, ["compiling kernels, once for this machine …"])
+    patience.daemon = True
+    patience.start()
+    warm()
+    patience.cancel()
+    log.info("kernels for %s ready after %.1f s", kind, time.perf_counter() - start)
 
 
 @cache

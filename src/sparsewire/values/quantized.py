@@ -52,11 +52,17 @@ class _Quantized(ValueCodec):
 
     def nbytes(self, segments: Segments) -> int:
         codes = packing.packed_bytes(segments.room, self.width)
-        return 4 * self.centres(segments) + codes + _WHOLE.itemsize * segments.whole_size
+        centres = self.centres(segments) if segments.room else 0
+        return 4 * centres + codes + _WHOLE.itemsize * segments.whole_size
 
     def encode(self, values: Tensor, place: Place) -> Tensor:
         room = place.segments.room
-        centres, codes = self.quantize(values[:room].double().clamp(-_MOST, _MOST).float(), place)
+        if not room:
+            return to_bytes(values, _WHOLE)
+        selected = values[:room]
+        if selected.dtype == torch.float64:
+            selected = selected.clamp(-_MOST, _MOST).float()
+        centres, codes = self.quantize(selected, place)
         return torch.cat(
             [
                 to_bytes(centres, torch.float32),
@@ -67,6 +73,8 @@ class _Quantized(ValueCodec):
 
     def decode(self, data: Tensor, place: Place, dtype: torch.dtype) -> Tensor:
         room = place.segments.room
+        if not room:
+            return from_bytes(data, _WHOLE).to(dtype)
         split = 4 * self.centres(place.segments)
         end = split + packing.packed_bytes(room, self.width)
         centres = from_bytes(data[:split], torch.float32)
@@ -75,23 +83,38 @@ class _Quantized(ValueCodec):
         return torch.cat([selected.to(dtype), from_bytes(data[end:], _WHOLE).to(dtype)])
 
 
-def _mean_magnitudes(values: Tensor, owner: Tensor, count: int, place: Place) -> Tensor:
-    """The mean |value| of each owner; added in float64, so that the order is no matter.
+def _mean_magnitudes(values: Tensor, counts: Tensor, place: Place) -> Tensor:
+    """The mean |value| of each piece; added in float64, so that the order is no matter.
 
     Zeros count like other values, since they too are read as ± a centre: without them, a few
     large values among zeros would come back many times over.
     """
-    sums = torch.zeros(count, dtype=torch.float64, device=values.device)
-    sums.index_add_(0, owner, values.abs().double())
-    somewhere = (place.indices < place.segments.size).double()
-    shares = torch.zeros_like(sums).index_add_(0, owner, somewhere)
+    sums = torch.segment_reduce(values.abs().double(), "sum", lengths=counts, unsafe=True)
+    shares = counts.clone()
+    shares[-1] -= values.numel() - _before(place, place.segments.size)
     return sums / shares.clamp(min=1)
 
 
-def _pieces(place: Place) -> Tensor:
-    """The number of the piece that each selected value belongs to."""
+def _before(place: Place, index: int) -> Tensor:
+    """How many selected values lie before a coordinate."""
+    return torch.searchsorted(place.indices, index)
+
+
+def _counts(place: Place) -> Tensor:
+    """How many selected values each piece has: side by side, since indices ascend.
+
+    "Nowhere" counts with the last piece. Of damaged indices the counts are of no use, and no harm.
+    """
     starts = place.segments.table(place.indices.device).starts
-    return torch.bucketize(place.indices, starts, right=True) - 1
+    edges = torch.searchsorted(place.indices, starts).cummax(0).values
+    return torch.diff(
+        edges, prepend=edges.new_zeros(1), append=edges.new_full((1,), place.indices.numel())
+    )[1:]
+
+
+def _pieces(place: Place, counts: Tensor) -> Tensor:
+    """The number of the piece that each selected value belongs to."""
+    return torch.repeat_interleave(counts, output_size=place.indices.numel())
 
 
 def _columns(place: Place) -> Tensor:
@@ -159,20 +182,29 @@ class OneBit(_Quantized):
         return len(segments.pieces)
 
     def quantize(self, values: Tensor, place: Place) -> tuple[Tensor, Tensor]:
-        count = self.centres(place.segments)
-        owner = self._owner(place)
-        centres = _mean_magnitudes(values, owner, count, place).float()
+        if self.centre == "column":
+            centres = self._column_means(values, place)
+        else:
+            counts = _counts(place)
+            centres = _mean_magnitudes(values, counts, place).float()
         if self.centre == "threshold":
             # the smallest but for zeros, where the mean bounds it: it must not be 0 for ever
-            sizes = torch.where(values == 0, math.inf, values.abs())
-            centres.scatter_reduce_(0, owner, sizes, "amin")
+            sizes = values.abs().masked_fill_(values == 0, math.inf)
+            least = torch.segment_reduce(sizes, "min", lengths=counts, unsafe=True)
+            centres = torch.minimum(centres, least)
         return centres, (values < 0).long()
 
-    def restore(self, centres: Tensor, codes: Tensor, place: Place) -> Tensor:
-        return centres[self._owner(place)] * (1 - 2 * codes)
+    def _column_means(self, values: Tensor, place: Place) -> Tensor:
+        owner = _columns(place)
+        sums = torch.zeros(self.centres(place.segments), dtype=torch.float64, device=values.device)
+        shares = torch.zeros_like(sums)
+        sums.index_add_(0, owner, values.abs().double())
+        shares.index_add_(0, owner, (place.indices < place.segments.size).double())
+        return (sums / shares.clamp(min=1)).float()
 
-    def _owner(self, place: Place) -> Tensor:
-        return _columns(place) if self.centre == "column" else _pieces(place)
+    def restore(self, centres: Tensor, codes: Tensor, place: Place) -> Tensor:
+        owner = _columns(place) if self.centre == "column" else _pieces(place, _counts(place))
+        return centres.index_select(0, owner) * (1 - 2 * codes)
 
 
 class _Steps(_Quantized):
@@ -186,16 +218,18 @@ class _Steps(_Quantized):
 
     def quantize(self, values: Tensor, place: Place) -> tuple[Tensor, Tensor]:
         levels = 1 << (self.width - 1)
-        owner = _pieces(place)
-        means = _mean_magnitudes(values, owner, len(place.segments.pieces), place)
+        counts = _counts(place)
+        means = _mean_magnitudes(values, counts, place)
         steps = (means * (2 / levels)).clamp(max=_MOST / levels).float()
-        own = steps[owner]
-        number = (values.abs() / own).nan_to_num(0, levels, 0).clamp(max=levels - 1).long()
-        return steps, number * 2 + (values < 0)
+        own = steps.index_select(0, _pieces(place, counts))
+        number = (values.abs() / own).nan_to_num_(0, levels, 0).clamp_(max=levels - 1).long()
+        return steps, number.mul_(2).add_(values < 0)
 
     def restore(self, centres: Tensor, codes: Tensor, place: Place) -> Tensor:
-        own = centres[_pieces(place)]
-        return own * ((codes >> 1) + 0.5) * (1 - 2 * (codes & 1))
+        own = centres.index_select(0, _pieces(place, _counts(place)))
+        number = torch.arange(1 << self.width, device=codes.device)
+        meaning = ((number >> 1) + 0.5) * (1 - 2 * (number & 1))
+        return own * meaning.index_select(0, codes)
 
 
 @dataclass(frozen=True, repr=False)
@@ -261,14 +295,14 @@ class QSGD(_Quantized):
         )
         squares.index_add_(0, owner, values.double().square())
         norms = squares.sqrt().clamp(max=_MOST).float()
-        level = (values.abs() / norms[owner] * levels).nan_to_num(0, levels, 0)
+        level = (values.abs() / norms.index_select(0, owner) * levels).nan_to_num(0, levels, 0)
         chance = below(mix(stream(place.indices, place.key)), torch.tensor(1 << 24)) / (1 << 24)
         number = (level + chance).floor().clamp(max=levels).long()
         return norms, number * 2 + (values < 0)
 
     def restore(self, centres: Tensor, codes: Tensor, place: Place) -> Tensor:
         levels = (1 << (self.bits - 1)) - 1
-        own = centres[self._owner(place)]
+        own = centres.index_select(0, self._owner(place))
         # a share of the norm first, lest the product overflow; tensor by tensor, since dividing
         # by a number gives other bits on a GPU than on a CPU
         share = (codes >> 1) / torch.full_like(codes, levels)

@@ -1,0 +1,324 @@
+"""What choosing and adding up cost, in copies of the gradient.
+
+    python benchmarks/encode.py                       # this machine's CPU, one thread
+    python benchmarks/encode.py --device cuda         # a GPU
+    python benchmarks/encode.py --sizes 1e6 --save    # also into benchmarks/results/encode-cpu.*
+
+A row is one selector on one cut of the gradient. All jobs of a size take turns, and times are
+medians, as multiples of a copy of the same float32 data in the same run. Every step deposits
+another gradient into the memory that the last step left, as training does. The floor is a deposit
+alone: torch.add of memory and gradient into the other half of the memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import torch
+from measure import RESULTS, Job, Page, machine, median_times, wait_for
+from torch import Tensor
+
+import sparsewire as sw
+from sparsewire import kernels
+from sparsewire.desk import Call
+from sparsewire.engine import Exchange
+from sparsewire.groups import drive
+from sparsewire.meter import Meter
+from sparsewire.segments import Segments
+from sparsewire.selectors import Draw, Selector
+
+Shapes = dict[str, tuple[int, ...]]
+SELECTORS: tuple[Selector, ...] = (
+    sw.Threshold(0.01),
+    sw.TopK(0.01),
+    sw.RandomK(0.01),
+    sw.BlockRandomK(0.01),
+)
+GRADIENTS = 4  # different ones, in turn
+TARGETS = {
+    "cpu": {"Threshold": 2.0, "TopK": 3.0, "RandomK": 1.5, "BlockRandomK": 1.5},
+    "cuda": {"Threshold": 1.8, "TopK": 2.6, "BlockRandomK": 1.7},
+}
+DECODE_TARGETS = {"cpu": (1.5, 3.0), "cuda": (0.8, 1.6)}  # of 8 and of 32 messages
+SHOWN = {"cpu": 11.17e6, "cuda": 67e6}  # the size that the targets are for
+LAYER_PENALTY = 1.2
+page = Page()
+
+
+def resnet18(size: int) -> Shapes:
+    """ResNet-18 for CIFAR-10, 62 tensors, its width scaled to about `size` parameters."""
+
+    def conv(name: str, to: int, of: int, kernel: int) -> None:
+        shapes[f"{name}.weight"] = (to, of, kernel, kernel)
+        shapes[f"{name}.norm.weight"] = shapes[f"{name}.norm.bias"] = (to,)
+
+    width = max(1, round(64 * math.sqrt(size / 11.17e6)))
+    shapes: Shapes = {}
+    conv("stem", width, 3, 3)
+    inner = width
+    for stage in range(4):
+        outer = width << stage
+        for block in range(2):
+            name = f"stage{stage}.{block}"
+            conv(f"{name}.first", outer, inner, 3)
+            conv(f"{name}.second", outer, outer, 3)
+            if inner != outer:
+                conv(f"{name}.shortcut", outer, inner, 1)
+            inner = outer
+    shapes["head.weight"], shapes["head.bias"] = (10, inner), (10,)
+    return shapes
+
+
+def transformer(size: int) -> Shapes:
+    """150 layers of a transformer, 1,800 tensors, its width scaled to about `size` parameters."""
+    width = max(2, round(math.sqrt(size / 150 / 12)))
+    shapes: Shapes = {}
+    for layer in range(150):
+        for name, to, of in (
+            ("qkv", 3 * width, width),
+            ("out", width, width),
+            ("up", 4 * width, width),
+            ("down", width, 4 * width),
+        ):
+            shapes[f"{layer}.{name}.weight"], shapes[f"{layer}.{name}.bias"] = (to, of), (to,)
+        for name in ("norm1", "norm2"):
+            shapes[f"{layer}.{name}.weight"] = shapes[f"{layer}.{name}.bias"] = (width,)
+    return shapes
+
+
+CUTS: dict[str, tuple[Callable[[int], Shapes], str]] = {
+    "global": (resnet18, "global"),
+    "ResNet-18": (resnet18, "layer"),
+    "transformer": (transformer, "layer"),
+}
+
+
+@dataclass
+class Rank:
+    """One rank that deposits and withdraws, step after step."""
+
+    selector: Selector
+    segments: Segments
+    gradients: list[Tensor]
+    step: int = 0
+    pages: list[Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        blank = torch.zeros(self.segments.size + 1, device=self.gradients[0].device)
+        self.pages = [blank, blank.clone()]
+
+    def gradient(self) -> Tensor:
+        return self.gradients[self.step % GRADIENTS][: self.segments.size]
+
+    def withdraw(self) -> kernels.Taken:
+        """One step with sparsewire's kernels."""
+        before, after = self.pages
+        draw = Draw(0, self.step, 0)
+        taken = self.selector.withdraw(before, self.gradient(), after, self.segments, draw)
+        self.pages.reverse()
+        self.step += 1
+        return taken
+
+
+@dataclass
+class Plain(Rank):
+    """The same with what a user would write in torch: add, topk, gather, scatter, per piece."""
+
+    def step_once(self) -> None:
+        before, after = self.pages
+        torch.add(before[:-1], self.gradient(), out=after[:-1])
+        for piece in self.segments.pieces:
+            view = after[piece.start : piece.stop]
+            if piece.count < piece.length:
+                _, indices = view.abs().topk(piece.count, sorted=False)
+                view.gather(0, indices)
+                view.scatter_(0, indices, 0.0)
+        self.pages.reverse()
+        self.step += 1
+
+
+def noise(size: int, device: torch.device) -> list[Tensor]:
+    """Gradients with heavy tails, as those of networks have."""
+    generator = torch.Generator(device).manual_seed(0)
+    made = []
+    for _ in range(GRADIENTS):
+        one = torch.randn(size, device=device, generator=generator)
+        made.append(one.mul_(one.abs()))
+    return made
+
+
+def cut(selector: Selector, name: str, size: int) -> Segments:
+    shapes, scope = CUTS[name]
+    return sw.Scheme(selector, scope=scope).cut(shapes(size))  # type: ignore[arg-type]
+
+
+def repeats_for(size: int, device: torch.device, most: int) -> int:
+    return most if device.type == "cuda" else max(5, min(most, int(most * 11.17e6 / size)))
+
+
+def measure(size: int, device: torch.device, repeats: int) -> dict[str, float]:
+    """Copies per job at one size."""
+    gradients = noise(size + size // 8, device)
+    source = gradients[0][:size]
+    target = torch.empty_like(source)
+    other, result = torch.zeros_like(source), torch.zeros_like(source)
+    jobs: dict[str, Job] = {
+        "copy": lambda: target.copy_(source),
+        "deposit": lambda: torch.add(other, source, out=result),
+    }
+    for name in CUTS:
+        for selector in SELECTORS:
+            rank = Rank(selector, cut(selector, name, size), gradients)
+            jobs[f"{selector!r} {name}"] = rank.withdraw
+        plain = Plain(sw.TopK(0.01), cut(sw.TopK(0.01), name, size), gradients)
+        if device.type == "cuda" or size < 20e6:
+            jobs[f"plain {name}"] = plain.step_once
+    jobs |= decoding(size, gradients)
+    jobs |= exchanges(size, gradients)
+    count = repeats_for(size, device, repeats)
+    times = median_times(jobs, count, device, warm_up=6)
+    wait_for(device)
+    copies = {name: seconds / times["copy"] for name, seconds in times.items()}
+    copies["copy"] = 1e3 * times["copy"]
+    return copies
+
+
+def decoding(size: int, gradients: list[Tensor]) -> dict[str, Job]:
+    """Adding up the messages of 8 and of 32 ranks that chose by TopK."""
+    selector = sw.TopK(0.01)
+    segments = cut(selector, "ResNet-18", size)
+    rank = Rank(selector, segments, gradients)
+    taken = [rank.withdraw() for _ in range(8)]
+    messages = [(t.indices, t.values) for t in taken]
+    flat = torch.empty(segments.size, device=gradients[0].device)
+    kernel = kernels.on(flat.device)
+    return {
+        f"decode {count}": lambda all=messages * (count // 8): kernel.add_up(
+            flat, all, 1 / 8, segments
+        )
+        for count in (8, 32)
+    }
+
+
+def exchanges(size: int, gradients: list[Tensor]) -> dict[str, Job]:
+    """A rank's whole exchange but for the network: header, message, digest, checks and all."""
+
+    def once(rank: Rank, exchange: Exchange, flat: Tensor, meter: Meter) -> None:
+        flat[:1] = rank.step  # the mean of the last step is as good a gradient as any
+        fields = [{"residual": page} for page in rank.pages]
+        run = exchange.run(flat, *fields, Call(rank.step, 0, 1), meter)
+        drive(run, sw.Alone(), meter)
+        rank.pages.reverse()
+        rank.step += 1
+
+    jobs: dict[str, Job] = {}
+    for selector in SELECTORS:
+        scheme = sw.Scheme(selector, collective=sw.AllGather())
+        exchange = Exchange(scheme, cut(selector, "ResNet-18", size))
+        rank = Rank(selector, exchange.segments, gradients)
+        flat = rank.gradient().clone()
+        jobs[f"exchange {selector!r}"] = partial(once, rank, exchange, flat, Meter())
+    return jobs
+
+
+def show(size: int, found: Mapping[str, float], device: torch.device) -> None:
+    page.say()
+    page.say(f"{size / 1e6:g}M values, 1 %; one copy = {found['copy']:.3f} ms")
+    page.say(f"  {'copies':<20} " + " ".join(f"{name:>12}" for name in CUTS) + "   floor")
+    for selector in SELECTORS:
+        cells = " ".join(f"{found[f'{selector!r} {name}']:12.2f}" for name in CUTS)
+        page.say(f"  {selector!r:<20} {cells}   {found['deposit']:5.2f}")
+    if "plain global" in found:
+        cells = " ".join(f"{found[f'plain {name}']:12.2f}" for name in CUTS)
+        page.say(f"  {'plain torch topk':<20} {cells}   {found['deposit']:5.2f}")
+    page.say(
+        f"  decode into the mean: {found['decode 8']:.2f} for 8 messages, "
+        f"{found['decode 32']:.2f} for 32"
+    )
+    whole = ", ".join(f"{s!r} {found[f'exchange {s!r}']:.2f}" for s in SELECTORS)
+    page.say(f"  whole exchange, layer-wise, without the network: {whole}")
+
+
+def judge(found: Mapping[str, float], kind: str) -> None:
+    for selector in SELECTORS:
+        limit = TARGETS[kind].get(type(selector).__name__)
+        if limit is not None:
+            page.target(f"{selector!r}, global", found[f"{selector!r} global"], limit, "copies")
+    for selector in SELECTORS:
+        for name in ("ResNet-18", "transformer"):
+            ratio = found[f"{selector!r} {name}"] / found[f"{selector!r} global"]
+            page.target(f"{selector!r}, {name} against global", ratio, LAYER_PENALTY, "times")
+    for count, limit in zip((8, 32), DECODE_TARGETS[kind], strict=True):
+        page.target(f"decode {count}", found[f"decode {count}"], limit, "copies")
+    if kind == "cuda":
+        for selector in (sw.Threshold(0.01), sw.TopK(0.01)):
+            name = f"exchange {selector!r}"
+            page.target(f"whole {name}", found[name], 3.0, "copies")
+
+
+def plot(results: dict[int, dict[str, float]], path: Path) -> None:
+    """Milliseconds against size, both on logarithmic axes: a straight line is a linear cost."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    rows = {repr(s): f"{s!r} global" for s in SELECTORS} | {"plain torch topk": "plain global"}
+    colours = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#888888")
+    for (label, name), colour in zip(rows.items(), colours, strict=True):
+        sizes = [size for size in results if name in results[size]]
+        times = [results[size][name] * results[size]["copy"] for size in sizes]
+        axes.loglog(sizes, times, marker="o", color=colour, label=label)
+    sizes = list(results)
+    copies = [results[size]["copy"] for size in sizes]
+    axes.loglog(sizes, copies, "--", color="black", label="one copy")
+    axes.set_xlabel("gradient values")
+    axes.set_title("Milliseconds to deposit, choose and withdraw 1 %", loc="left", weight="bold")
+    axes.grid(which="major", color="#e4e4e4")
+    axes.legend(frameon=False)
+    figure.savefig(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--sizes", type=float, nargs="+", help="values; default by device")
+    parser.add_argument("--repeats", type=int, default=31)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--save", action="store_true", help="write text, JSON and plot")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    torch.set_num_threads(1)
+    usual = [1e6, 11.17e6, 67e6] + ([268e6] if device.type == "cuda" else [])
+    page.say(machine(device))
+    results = {}
+    for size in (round(number) for number in options.sizes or usual):
+        with torch.no_grad():
+            results[size] = measure(size, device, options.repeats)
+        show(size, results[size], device)
+    page.say()
+    judged = round(SHOWN[device.type])
+    if judged in results:
+        page.say(f"Targets at {judged / 1e6:g}M")
+        judge(results[judged], device.type)
+    if options.save:
+        stem = options.out / f"encode-{device.type}"
+        page.save(stem.with_suffix(".txt"))
+        content = {"schema": 1, "machine": machine(device), "copies": results}
+        stem.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
+        try:
+            plot(results, stem.with_suffix(".png"))
+        except ImportError:
+            page.say("no plot: matplotlib is not installed")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""The share of a training step that goes into select, encode and decode, and how well TopK guesses.
+
+    python benchmarks/share.py                 # the MNIST network, 4 workers, on this CPU
+    python benchmarks/share.py --device cuda   # ResNet-18 and a GPT-2 small, 8 workers, on one GPU
+    python benchmarks/share.py --only guesses  # only the misses of TopK's floor
+
+Workers are simulated: one process works for all of them, and what is shown is one worker's part.
+The kernels of plain torch ("before") and the fast ones ("after") take turns in the same run.
+ResNet-18's guesses need real images: --cifar names a file of packed CIFAR-10 images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from measure import RESULTS, ROOT, Page, machine, median_times
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import sparsewire as sw
+from sparsewire.desk import Call
+from sparsewire.engine import Exchange
+from sparsewire.groups.simulated import SimulatedGroup
+from sparsewire.kernels import SWITCH
+from sparsewire.meter import Meter
+from sparsewire.tasks import mnist
+from sparsewire.tasks.models import Transformer, resnet18
+
+Batch = tuple[Tensor, Tensor]
+SCHEMES = ("TopK(0.01)", "Threshold(0.01)", "Scheme(TopK(0.01), values=TwoBit())")
+page = Page()
+
+
+@dataclass
+class Training:
+    """A network, its data and what it costs to go forward and backward once."""
+
+    name: str
+    model: nn.Module
+    batches: Callable[[], Iterator[Batch]]
+    rate: float
+
+    def backward(self, batch: Batch) -> None:
+        self.model.zero_grad(set_to_none=True)
+        output = self.model(batch[0])
+        cross_entropy(output.flatten(0, -2), batch[1].flatten()).backward()
+
+    def gradient(self, exchange: Exchange, batch: Batch) -> Tensor:
+        self.backward(batch)
+        found = dict(self.model.named_parameters())
+        parts = [found[span.name].grad for span in exchange.segments.spans]
+        return torch.cat([part.reshape(-1) for part in parts if part is not None])
+
+    def cut(self, scheme: str) -> Exchange:
+        chosen = sw.parse(scheme).at(0)
+        shapes = {name: tuple(p.shape) for name, p in self.model.named_parameters()}
+        return Exchange(chosen, chosen.cut(shapes))
+
+
+class Crew:
+    """Workers that exchange the same gradient over and over: only the time counts."""
+
+    def __init__(self, exchange: Exchange, gradient: Tensor, workers: int) -> None:
+        self.exchange, self.workers, self.step = exchange, workers, 0
+        self.flats = [gradient.clone() for _ in range(workers)]
+        blank = torch.zeros(gradient.numel() + 1, device=gradient.device)
+        self.pages = [[blank.clone(), blank.clone()] for _ in range(workers)]
+        self.meters = [Meter() for _ in range(workers)]
+
+    def once(self) -> None:
+        runs = []
+        for rank, (flat, pages) in enumerate(zip(self.flats, self.pages, strict=True)):
+            fields = [{"residual": page} for page in pages]
+            call = Call(self.step, rank, self.workers)
+            runs.append(self.exchange.run(flat, *fields, call, self.meters[rank]))
+            pages.reverse()
+        SimulatedGroup(self.workers).drive(runs, self.meters)
+        self.step += 1
+
+
+def perceptron() -> Training:
+    """The first paper's network for MNIST: three hidden layers of 4096, 36.8 million parameters."""
+    data = mnist.load(mnist.find(ROOT / "data" / "mnist"))
+
+    def batches() -> Iterator[Batch]:
+        for epoch in range(100):
+            for chosen in mnist.order(0, epoch, len(data.train)).split(40):
+                yield data.train.batch(chosen)
+
+    return Training("MNIST 3×4096", mnist.build((4096,) * 3, seed=0), batches, 0.05)
+
+
+def images(cifar: Path | None, device: torch.device) -> Training:
+    """ResNet-18 on CIFAR-10, or on noise where only the time counts."""
+    torch.manual_seed(0)
+    if cifar is None:
+        pixels, labels = torch.randn(1280, 3, 32, 32), torch.randint(10, (1280,))
+    else:
+        content = pickle.loads(cifar.read_bytes(), encoding="bytes")
+        pixels = torch.tensor(content[b"data"]).view(-1, 3, 32, 32).float() / 64 - 2
+        labels = torch.tensor(content[b"labels"])
+    pixels, labels = pixels.to(device), labels.to(device)
+
+    def batches() -> Iterator[Batch]:
+        for epoch in range(1000):
+            for chosen in mnist.order(0, epoch, len(labels)).to(device).split(128):
+                yield pixels[chosen], labels[chosen]
+
+    return Training("ResNet-18", resnet18().to(device), batches, 0.1)
+
+
+def language(device: torch.device) -> Training:
+    """A transformer as large as GPT-2 small, on 8 × 512 tokens."""
+    torch.manual_seed(0)
+    tokens = torch.randint(50257, (8, 513), device=device)
+
+    def batches() -> Iterator[Batch]:
+        while True:
+            yield tokens[:, :-1], tokens[:, 1:]
+
+    return Training("GPT-2 small", Transformer().to(device), batches, 0.1)
+
+
+def shares(training: Training, workers: int, device: torch.device, repeats: int) -> None:
+    """One table: forward and backward beside coding, before and after."""
+    batch = next(training.batches())
+    jobs: dict[str, Callable[[], object]] = {"step": lambda: training.backward(batch)}
+    for scheme in SCHEMES:
+        for kind in ("reference", "auto"):
+            exchange = training.cut(scheme)
+            crew = Crew(exchange, training.gradient(exchange, batch), workers)
+
+            def once(crew: Crew = crew, kind: str = kind) -> None:
+                os.environ[SWITCH] = kind
+                crew.once()
+
+            jobs[f"{kind} {scheme}"] = once
+    times = median_times(jobs, repeats, device, warm_up=3)
+    size = sum(p.numel() for p in training.model.parameters())
+    page.say()
+    page.say(
+        f"{training.name}, {size / 1e6:.1f}M parameters, {workers} simulated workers: forward and "
+        f"backward {1e3 * times['step']:.1f} ms"
+    )
+    page.say(f"  {'select + encode + decode of one worker':<40} before   share    after   share")
+    for scheme in SCHEMES:
+        cells = []
+        for kind in ("reference", "auto"):
+            mine = times[f"{kind} {scheme}"] / workers
+            cells.append(f"{1e3 * mine:6.1f} ms {100 * mine / (mine + times['step']):5.1f} %")
+        page.say(f"  {scheme:<40} {'  '.join(cells)}")
+    os.environ.pop(SWITCH, None)
+
+
+PHASES = (("start", 40, 1.0), ("steady", 120, 1.0), ("rate / 10", 80, 0.1))
+
+
+def guesses(training: Training, device: torch.device) -> None:
+    """Train alone with TopK, and count the pieces whose floor was too high or too low to help."""
+    exchange = training.cut("TopK(0.01)")
+    segments = exchange.segments
+    pages = [torch.zeros(segments.size + 1, device=device) for _ in range(2)]
+    meter, step = Meter(), 0
+    parameters = dict(training.model.named_parameters())
+    batches = training.batches()
+    page.say()
+    page.say(f"{training.name}: the floor that TopK(0.01) guesses for each of its pieces")
+    page.say(f"  {'phase':<12} {'steps':>6} {'pieces':>7} {'missed':>7}   a step that misses costs")
+    for phase, steps, factor in PHASES:
+        before = misses(segments.scratch)
+        costs: dict[bool, list[float]] = {True: [], False: []}
+        for _ in range(steps):
+            flat = training.gradient(exchange, next(batches))
+            fields = [{"residual": one} for one in pages]
+            seen = misses(segments.scratch)
+            run = exchange.run(flat, *fields, Call(step, 0, 1), meter)
+            started = meter.seconds["select"]
+            SimulatedGroup(1).drive([run], [meter])
+            costs[misses(segments.scratch) > seen].append(meter.seconds["select"] - started)
+            pages.reverse()
+            step += 1
+            with torch.no_grad():
+                for span, view in segments.views(flat):
+                    update = view.view(span.shape)
+                    parameters[span.name].sub_(update, alpha=training.rate * factor)
+        missed = misses(segments.scratch) - before
+        total = steps * len(segments.pieces)
+        slow = ""
+        if device.type == "cpu" and all(costs.values()):
+            ratio = statistics.median(costs[True]) / statistics.median(costs[False])
+            slow = f"{ratio:.2f} times one that does not"
+        share = f"{100 * missed / total:6.2f} %"
+        page.say(f"  {phase:<12} {steps:6} {len(segments.pieces):7} {share}   {slow}")
+
+
+def misses(scratch: dict[object, object]) -> int:
+    """How many pieces were missed so far."""
+    found = scratch.get("predictor")
+    if isinstance(found, Tensor):
+        return int(found.sum())
+    return int(found["misses"]) if isinstance(found, dict) else 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--cifar", type=Path, help="a packed batch of CIFAR-10")
+    parser.add_argument("--only", choices=("shares", "guesses"))
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--save", action="store_true")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    page.say(machine(device))
+    if device.type == "cpu":
+        page.say(f"{torch.get_num_threads()} threads")
+    if options.only != "guesses":
+        if device.type == "cpu":
+            shares(perceptron(), 4, device, options.repeats)
+        else:
+            shares(images(None, device), 8, device, options.repeats)
+            shares(language(device), 8, device, options.repeats)
+    if options.only != "shares":
+        if device.type == "cpu":
+            guesses(perceptron(), device)
+        if options.cifar is not None:
+            guesses(images(options.cifar, device), device)
+    if options.save:
+        page.save(options.out / f"share-{device.type}.txt")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Packed integers, flags, digests: straight loops; `..bits` says what the bytes mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..bits import packed_bytes
+from ..counter import mix_int
+from .jit import GAMMA, Array, array, jit, mix
+from .numbers import INFINITE
+from .stripes import lowest_bit
+
+_MASK = (1 << 64) - 1
+
+
+def pack(values: Tensor, width: int) -> Tensor:
+    data = torch.empty(packed_bytes(values.numel(), width), dtype=torch.uint8)
+    _pack(array(values.contiguous().to(torch.int64)), width, array(data))
+    return data
+
+
+def unpack(data: Tensor, count: int, width: int) -> Tensor:
+    if data.numel() < packed_bytes(count, width):
+        raise ValueError(f"{data.numel()} bytes are too few for {count} integers of {width} bits")
+    values = torch.zeros(count, dtype=torch.int64)
+    _unpack(array(data.contiguous()), width, array(values))
+    return values
+
+
+def set_flags(positions: Tensor, count: int) -> Tensor:
+    data = torch.zeros(-(-count // 8), dtype=torch.uint8)
+    _set_flags(array(positions.contiguous()), array(data))
+    return data
+
+
+def find_flags(data: Tensor, count: int) -> Tensor:
+    found = torch.empty(count, dtype=torch.int64)
+    _find_flags(array(data.contiguous()), array(found))
+    return found
+
+
+def digest(data: Tensor, key: int) -> Tensor:
+    words = array(data.contiguous().view(torch.int64)).view(np.uint64)
+    return torch.tensor(_digest(words, np.uint64(mix_int(key))))
+
+
+def narrow(wide: Tensor, narrow: Tensor, key: int) -> None:
+    words = array(narrow.view(torch.int16)).view(np.uint16)
+    _narrow(array(wide).view(np.uint32), np.uint64(key & _MASK), words)
+
+
+def is_ascending(indices: Tensor, size: int) -> Tensor:
+    return torch.tensor(bool(rises(array(indices.contiguous()), size)))
+
+
+@jit
+def _narrow(bits: Array, key: Any, words: Array) -> None:
+    """Four numbers share a word of chance, sixteen bits each, the first one the lowest."""
+    for group in range((len(bits) + 3) // 4):
+        chance = mix(key + np.uint64(group))
+        for n in range(4 * group, min(4 * group + 4, len(bits))):
+            rounded = np.uint32(bits[n] + np.uint32(chance & np.uint64(0xFFFF)))
+            is_finite = (rounded & INFINITE) != INFINITE
+            words[n] = (rounded if is_finite else bits[n]) >> np.uint32(16)
+            chance >>= np.uint64(16)
+
+
+@jit
+def _pack(values: Array, width: int, data: Array) -> None:
+    groups = (len(values) + 7) // 8
+    full = len(values) // 8
+    at = 0
+    for low in range(0, width, 8):
+        bits = min(8, width - low)
+        mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
+        for group in range(groups):
+            word = np.uint64(0)
+            count = 8 if group < full else len(values) - 8 * full
+            for n in range(count):
+                digit = (np.uint64(values[8 * group + n]) >> np.uint64(low)) & mask
+                word |= digit << np.uint64(n * bits)
+            for n in range(bits):
+                data[at + n] = np.uint8((word >> np.uint64(8 * n)) & np.uint64(255))
+            at += bits
+
+
+@jit
+def _unpack(data: Array, width: int, values: Array) -> None:
+    groups = (len(values) + 7) // 8
+    full = len(values) // 8
+    at = 0
+    for low in range(0, width, 8):
+        bits = min(8, width - low)
+        mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
+        for group in range(groups):
+            word = np.uint64(0)
+            for n in range(bits):
+                word |= np.uint64(data[at + n]) << np.uint64(8 * n)
+            at += bits
+            count = 8 if group < full else len(values) - 8 * full
+            for n in range(count):
+                digit = (word >> np.uint64(n * bits)) & mask
+                values[8 * group + n] |= np.int64(digit << np.uint64(low))
+
+
+@jit
+def _set_flags(positions: Array, data: Array) -> None:
+    count = 8 * len(data)
+    for position in positions:
+        if 0 <= position < count:
+            data[position >> 3] |= np.uint8(1 << (position & 7))
+
+
+@jit
+def _find_flags(data: Array, found: Array) -> None:
+    filled = 0
+    words = len(data) // 8
+    for number in range(words + 1):
+        word = np.uint64(0)
+        if number < words:
+            eight = data[8 * number : 8 * number + 8]
+            for n in range(8):
+                word |= np.uint64(eight[n]) << np.uint64(8 * n)
+        else:
+            for n in range(len(data) - 8 * words):
+                word |= np.uint64(data[8 * words + n]) << np.uint64(8 * n)
+        while word != np.uint64(0):
+            if filled == len(found):
+                return
+            found[filled] = 64 * number + lowest_bit(word)
+            filled += 1
+            word &= word - np.uint64(1)
+    found[filled:] = 8 * len(data)
+
+
+@jit
+def _digest(words: Array, key: Any) -> Any:
+    total = np.uint64(0)
+    place = np.uint64(0)
+    for word in words:
+        place += GAMMA
+        total += mix(word ^ place)
+    return np.int64(mix(total ^ key))
+
+
+@jit
+def rises(indices: Array, size: int) -> bool:
+    """Whether indices are ascending, unique and in range, but for `size` at the end."""
+    if len(indices) == 0:
+        return True
+    wrong = np.int64(indices[0] < 0) + np.int64(indices[0] > size)
+    for n in range(1, len(indices)):
+        rises = (indices[n] > indices[n - 1]) | (indices[n] == size)
+        wrong += np.int64(not rises) | np.int64(indices[n] > size)
+    return bool(wrong == 0)

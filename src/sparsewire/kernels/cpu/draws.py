@@ -1,0 +1,122 @@
+"""Random coordinates, drawn in a time that grows with their number."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..counter import signed
+from .jit import CPU, Array, array, jit, mix
+from .stripes import bits_set, lowest_bit
+
+if TYPE_CHECKING:
+    from ...segments import Segments
+
+_POSITIVE = np.uint64((1 << 63) - 1)
+_EXACT = 1 << 12  # bounds from here on leave a quotient that float64 holds
+
+
+def random_k(segments: Segments, key: int, device: torch.device) -> Tensor:
+    table = segments.table(CPU)
+    longest = max((piece.length for piece in segments.pieces), default=0)
+    marks = segments.scratch.get("marks")
+    if marks is None:
+        marks = segments.scratch["marks"] = np.empty(longest // 64 + 1, np.uint64)
+    count = table.owner.numel()
+    indices = torch.empty(count + 2, dtype=torch.int64)  # two that are written in vain
+    _random_k(*_columns(segments), signed(key), marks, array(indices))
+    return indices[:count].to(device)
+
+
+def block_random_k(segments: Segments, key: int, device: torch.device) -> Tensor:
+    table = segments.table(CPU)
+    indices = torch.empty(table.owner.numel(), dtype=torch.int64)
+    _block_random_k(*_columns(segments), signed(key), array(indices))
+    return indices.to(device)
+
+
+def _columns(segments: Segments) -> tuple[Array, Array, Array, Array]:
+    table = segments.table(CPU)
+    return array(table.keys), array(table.starts), array(table.lengths), array(table.counts)
+
+
+@jit
+def _below(word: Any, bound: int, inverse: float) -> Any:
+    """The remainder of 63 bits: a quotient in floating point is off by one or two at most."""
+    number = np.int64(word & _POSITIVE)
+    if bound < _EXACT:
+        return number % bound
+    rest = number - np.int64(number * inverse) * bound
+    while rest < 0:
+        rest += bound
+    while rest >= bound:
+        rest -= bound
+    return rest
+
+
+@jit
+def _write_places(word: Any, base: Any, places: Array, at: Any) -> Any:
+    """Write down where a word's bits are.
+
+    Most words have two at most: these are written without asking, and what is none is overwritten
+    by the next.
+    """
+    one = np.uint64(1)
+    places[at] = base + lowest_bit(word)
+    others = word & (word - one)
+    places[at + 1] = base + lowest_bit(others)
+    others &= others - one
+    later = at + 2
+    while others != np.uint64(0):
+        places[later] = base + lowest_bit(others)
+        later += 1
+        others &= others - one
+    return at + bits_set(word)
+
+
+@jit
+def _random_k(
+    keys: Array, starts: Array, lengths: Array, counts: Array, key: int, marks: Array, out: Array
+) -> None:
+    """Mark the coordinates chosen (or those left out, if fewer) and read the marks in order."""
+    at = np.int64(0)
+    one = np.uint64(1)
+    for piece in range(len(keys)):
+        start, length, count = starts[piece], lengths[piece], counts[piece]
+        stream = mix(np.uint64(keys[piece] ^ key))
+        inverse = 1.0 / length
+        leaves_out = count > length - count
+        missing = length - count if leaves_out else count
+        marks[: (length + 63) >> 6] = np.uint64(0)  # which also brings them into the cache
+        while missing > 0:
+            place = _below(mix(stream), length, inverse)
+            stream += one
+            bit = one << np.uint64(place & 63)
+            missing -= (marks[place >> 6] & bit) == np.uint64(0)
+            marks[place >> 6] |= bit
+        for number in range((length + 63) >> 6):
+            word = marks[number]
+            if leaves_out:
+                word = ~word
+                if length - 64 * number < 64:
+                    word &= (one << np.uint64(length - 64 * number)) - one
+            at = _write_places(word, start + 64 * number, out, at)
+
+
+@jit
+def _block_random_k(
+    keys: Array, starts: Array, lengths: Array, counts: Array, key: int, out: Array
+) -> None:
+    at = 0
+    for piece in range(len(keys)):
+        start, length, count = starts[piece], lengths[piece], counts[piece]
+        begin = _below(mix(np.uint64(keys[piece] ^ key)), length, 1.0 / length)
+        wrapped = max(0, begin + count - length)
+        for n in range(wrapped):
+            out[at + n] = start + n
+        for n in range(wrapped, count):
+            out[at + n] = start + begin + n - wrapped
+        at += count

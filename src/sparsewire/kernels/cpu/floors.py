@@ -1,0 +1,134 @@
+"""Floors: what magnitudes must reach to be candidates.
+
+For `over_threshold` they are exact; for `top_k` they are guesses, and cost time where wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .jit import Array, jit, mix
+from .numbers import INFINITE, NONE, PLAIN, kth_magnitude, magnitude, widened
+
+FIRST, LENGTH, COUNT, ROOM = range(4)  # columns of a table of pieces
+SAMPLE = 1 << 14  # coordinates that the first floor of a piece is guessed from
+SMALL = 1 << 12  # pieces of fewer coordinates need no guess
+
+BELIEVED = 0.25  # the largest change that is learned from
+GOES_ON = 0.7  # the share of a rise that is expected to follow
+FORGET = 0.7  # what is left of an error after a step
+GUESSED = np.uint32(1 << 22)  # as bits: about half of a magnitude
+
+
+@jit
+def _sample(
+    before: Array,
+    addend: Array,
+    halves: Array,
+    kind: int,
+    first: int,
+    count: int,
+    stride: int,
+    floor: Any,
+    out: Array,
+) -> Array:
+    """The bits of before + addend at every `stride`th coordinate, where they reach the floor."""
+    at = 0
+    keeps = len(before) > 0
+    for n in range(count):
+        place = first + n * stride
+        value = np.float32(0)
+        if kind == PLAIN:
+            value = addend[place]
+        else:
+            value = np.uint32(widened(halves[place], kind)).view(np.float32)
+        if keeps:
+            value = np.float32(value + before[place])
+        bits = np.float32(value).view(np.uint32)
+        out[at] = bits
+        at += magnitude(bits) >= floor
+    return out[:at]
+
+
+@jit
+def likely_floor(sample: Array, count: int, length: int) -> Any:
+    """A floor that somewhat more than `count` of `length` magnitudes should reach."""
+    wanted = np.int64(np.ceil(len(sample) * 1.5 * count / length)) + 8
+    return kth_magnitude(sample, wanted) if wanted < len(sample) else np.uint32(0)
+
+
+@jit
+def learn(kth: float, last: float, trends: Array, falls: Array, piece: int) -> None:
+    """See how the k-th magnitude of a piece changed, and how far below the guess it came."""
+    if last > 0 and kth > 0:
+        fall = 1 - kth / (last * trends[piece])
+        falls[piece] = max(FORGET * falls[piece], min(fall, BELIEVED))
+        change = min(max(kth / last - 1, -BELIEVED), BELIEVED)
+        trends[piece] = 1 + (GOES_ON * change if change > 0 else change)
+
+
+@jit
+def guess_floors(
+    before: Array,
+    addend: Array,
+    halves: Array,
+    kind: int,
+    pieces: Array,
+    kth: Array,
+    trends: Array,
+    falls: Array,
+    buffer: Array,
+    floors: Array,
+) -> None:
+    """Floors from the last k-th magnitudes where they are known, else from a sample.
+
+    Magnitudes grow or shrink as they did last time; a floor lies below that by twice what this was
+    wrong of late, and more where `count` is small, because few entries fluctuate more.
+    """
+    kth_values = kth.view(np.float32)
+    floor_values = floors.view(np.float32)
+    for piece in range(len(pieces)):
+        first, length, count = pieces[piece, FIRST], pieces[piece, LENGTH], pieces[piece, COUNT]
+        floors[piece] = np.uint32(0)
+        if kth[piece] < INFINITE:
+            margin = 0.02 + 2 * falls[piece] + 0.3 / np.sqrt(count)
+            floor_values[piece] = np.float32(kth_values[piece] * trends[piece] * (1 - margin))
+        elif length >= SMALL and 8 * count < length:
+            stride = length // SAMPLE + 1
+            sample = _sample(
+                before, addend, halves, kind, first, length // stride, stride, NONE, buffer
+            )
+            floors[piece] = likely_floor(sample, count, length)
+
+
+@jit
+def thresholds(
+    before: Array,
+    addend: Array,
+    halves: Array,
+    kind: int,
+    pieces: Array,
+    names: Array,
+    sample: int,
+    key: int,
+    buffer: Array,
+    floors: Array,
+) -> None:
+    """The magnitude that `count` in `length` of a strided sample of every piece reach; not zero.
+
+    The last one, in `floors`, tells which of the sample need not be looked at.
+    """
+    for piece in range(len(pieces)):
+        first, length, count = pieces[piece, FIRST], pieces[piece, LENGTH], pieces[piece, COUNT]
+        stride = max(1, (length + sample - 1) // sample)
+        word = mix(mix(np.uint64(key)) ^ np.uint64(names[piece]))
+        begin = first + np.int64(word % np.uint64(stride))
+        seen = (first + length - begin + stride - 1) // stride
+        keep = np.int64(max(1.0, np.rint(seen * count / length)))
+        floor = np.uint32(floors[piece] - min(floors[piece], GUESSED))
+        large = _sample(before, addend, halves, kind, begin, seen, stride, floor, buffer)
+        if len(large) < keep:
+            large = _sample(before, addend, halves, kind, begin, seen, stride, NONE, buffer)
+        floors[piece] = max(np.uint32(1), kth_magnitude(large, keep))

@@ -1,0 +1,77 @@
+"""How loops are compiled, shared out to threads, and what all of them use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Array = npt.NDArray[Any]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+CPU = torch.device("cpu")
+SHARED_OUT = 1 << 16  # coordinates that are worth a thread of their own
+
+GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_MUL1 = np.uint64(0xBF58476D1CE4E5B9)
+_MUL2 = np.uint64(0x94D049BB133111EB)
+
+
+def jit(function: Function) -> Function:
+    """Compile a loop when it is first called, and keep the result on disk where that is possible.
+
+    The copy on disk knows only the file of the loop itself: after a change to a loop that others
+    call, delete `__pycache__`.
+    """
+    try:
+        return cast(Function, numba.njit(nogil=True, cache=True)(function))
+    except RuntimeError:  # no folder that can be written to
+        return cast(Function, numba.njit(nogil=True)(function))
+
+
+@jit
+def mix(word: Any) -> Any:
+    """One SplitMix64 step; the twin of `counter.mix`."""
+    word = word + GAMMA
+    word = (word ^ (word >> np.uint64(30))) * _MUL1
+    word = (word ^ (word >> np.uint64(27))) * _MUL2
+    return word ^ (word >> np.uint64(31))
+
+
+@cache
+def _pool(_process: int, threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="sparsewire")
+
+
+def parts_for(size: int) -> int:
+    """Into how many parts work on so many coordinates is cut."""
+    return max(1, min(torch.get_num_threads(), size // SHARED_OUT))
+
+
+def share_out(parts: int, work: Callable[[int], None]) -> None:
+    """Do every part, the first one in this thread."""
+    if parts == 1:
+        work(0)
+        return
+    others = [_pool(os.getpid(), parts - 1).submit(work, part) for part in range(1, parts)]
+    work(0)
+    for other in others:
+        other.result()
+
+
+def is_flat(tensor: Tensor, *dtypes: torch.dtype) -> bool:
+    """Whether loops can walk over a tensor's memory."""
+    is_plain = tensor.dim() == 1 and tensor.is_contiguous() and tensor.device == CPU
+    return is_plain and tensor.dtype in dtypes
+
+
+def array(tensor: Tensor) -> Array:
+    return tensor.detach().numpy()

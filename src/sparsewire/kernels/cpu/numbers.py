@@ -1,0 +1,77 @@
+"""Numbers as bits: magnitudes in order, and halves widened.
+
+Magnitudes of float32 are compared as bits without the sign, which is the order of the numbers; NaN
+counts as infinite.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .jit import Array, jit
+
+MAGNITUDE = np.uint32(0x7FFFFFFF)
+INFINITE = np.uint32(0x7F800000)
+NONE = np.uint32(0)  # a floor that everything reaches
+NEVER = np.uint32(0xFFFFFFFF)  # a floor that nothing reaches
+PLAIN, BFLOAT16, FLOAT16 = range(3)  # kinds of addends
+
+
+@jit
+def magnitude(bits: Any) -> Any:
+    return min(np.uint32(bits & MAGNITUDE), INFINITE)
+
+
+@jit
+def widened(half: Any, kind: int) -> Any:
+    """The bits of a bfloat16 or float16 as those of the same float32."""
+    half = np.uint32(half)
+    if kind == BFLOAT16:
+        return np.uint32(half << np.uint32(16))
+    sign = np.uint32((half & np.uint32(0x8000)) << np.uint32(16))
+    rest = np.uint32(half & np.uint32(0x7FFF))
+    if rest < np.uint32(0x400):  # below the normal numbers: a multiple of 2^-24
+        small = np.float32(np.float32(rest) * np.float32(2.0**-24))
+        return np.uint32(sign | np.float32(small).view(np.uint32))
+    bias = np.uint32(224 << 23) if rest >= np.uint32(0x7C00) else np.uint32(112 << 23)
+    return np.uint32(sign | ((rest << np.uint32(13)) + bias))
+
+
+@jit
+def widen(halves: Array, kind: int, out: Array) -> None:
+    if kind == BFLOAT16:
+        for n in range(len(halves)):
+            out[n] = np.uint32(np.uint32(halves[n]) << np.uint32(16))
+    else:
+        for n in range(len(halves)):
+            out[n] = widened(halves[n], kind)
+
+
+@jit
+def reaching(raw: Array, floor: Any) -> Any:
+    """How many magnitudes reach the floor."""
+    count = np.int32(0)
+    for n in range(len(raw)):
+        count += np.int32(magnitude(raw[n]) >= floor)
+    return np.int64(count)
+
+
+@jit
+def kth_magnitude(raw: Array, count: Any) -> Any:
+    """The largest floor that `count` of the magnitudes reach, bit by bit."""
+    floor = np.uint32(0)
+    for bit in range(30, -1, -1):
+        higher = np.uint32(floor | np.uint32(1 << bit))
+        if higher <= INFINITE and reaching(raw, higher) >= count:
+            floor = higher
+    return floor
+
+
+@jit
+def smallest(raw: Array) -> Any:
+    least = INFINITE
+    for n in range(len(raw)):
+        least = min(least, magnitude(raw[n]))
+    return least

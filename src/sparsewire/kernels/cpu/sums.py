@@ -1,0 +1,123 @@
+"""Adding messages up, tile by tile of the result, so that each is written once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import reference
+from .jit import Array, array, is_flat, jit, parts_for, share_out
+from .stripes import float32_at, int64_at
+
+if TYPE_CHECKING:
+    from ...segments import Segments
+
+_BLOCK = 8192  # coordinates of the result that stay in the cache
+
+
+def add_up(
+    flat: Tensor, messages: Sequence[tuple[Tensor, Tensor]], share: float, segments: Segments
+) -> None:
+    if not is_flat(flat, torch.float32) or not all(
+        is_flat(indices, torch.int64)
+        and is_flat(values, torch.float32)
+        and values.numel() >= indices.numel() + segments.whole_size
+        for indices, values in messages
+    ):
+        reference.add_up(flat, messages, share, segments)
+        return
+    table = np.array(
+        [(i.numel(), i.data_ptr(), v.data_ptr()) for i, v in messages], np.int64
+    ).reshape(-1, 3)
+    runs = _runs(segments)
+    size, parts = flat.numel(), parts_for(flat.numel())
+    target, factor = array(flat), np.float32(share)
+
+    def work(part: int) -> None:
+        _add_up(target, size * part // parts, size * (part + 1) // parts, table, factor, runs)
+
+    share_out(parts, work)
+
+
+def put_back(ledger: Tensor, indices: Tensor, errors: Tensor, segments: Segments) -> None:
+    if not (
+        is_flat(ledger, torch.float32)
+        and is_flat(indices, torch.int64)
+        and is_flat(errors, torch.float32)
+        and errors.numel() >= indices.numel() + segments.whole_size
+        and ledger.numel() >= segments.size
+    ):
+        reference.put_back(ledger, indices, errors, segments)
+        return
+    target = array(ledger[: segments.size])
+    _put_back(target, array(indices), array(errors), _runs(segments))
+
+
+def _runs(segments: Segments) -> Array:
+    """The whole runs as rows of start, stop and the place of the first value."""
+    runs = segments.scratch.get("runs")
+    if runs is None:
+        rows, at = [], 0
+        for start, stop in segments.whole_runs:
+            rows.append((start, stop, at))
+            at += stop - start
+        runs = segments.scratch["runs"] = np.array(rows, np.int64).reshape(-1, 3)
+    return runs
+
+
+@jit
+def _add_up(
+    flat: Array, begin: int, end: int, messages: Array, share: np.float32, runs: Array
+) -> None:
+    """The sum of all messages in [begin, end); `messages` are rows of count and two addresses."""
+    cursors = np.empty(len(messages), np.int64)
+    for rank in range(len(messages)):
+        count = messages[rank, 0]
+        indices = int64_at(messages[rank, 1], count)
+        cursors[rank] = np.searchsorted(indices, begin)
+    run = 0
+    for start in range(begin, end, _BLOCK):
+        stop = min(start + _BLOCK, end)
+        block = flat[start:stop]
+        block[:] = 0
+        while run < len(runs) and runs[run, 1] <= start:
+            run += 1
+        for rank in range(len(messages)):
+            count = messages[rank, 0]
+            indices = int64_at(messages[rank, 1], count)
+            values = float32_at(messages[rank, 2], count)
+            at = cursors[rank]
+            while at < count and indices[at] < stop:
+                place = indices[at] - start
+                if place >= 0:
+                    block[place] += values[at] * share
+                at += 1
+            cursors[rank] = at
+            later = run
+            while later < len(runs) and runs[later, 0] < stop:
+                low, high = max(start, runs[later, 0]), min(stop, runs[later, 1])
+                first = count + runs[later, 2] + low - runs[later, 0]
+                entire = float32_at(messages[rank, 2] + 4 * first, high - low)
+                goal = flat[low:high]
+                for n in range(high - low):
+                    goal[n] += entire[n] * share
+                later += 1
+
+
+@jit
+def _put_back(ledger: Array, indices: Array, errors: Array, runs: Array) -> None:
+    size = len(ledger)
+    count = len(indices)
+    for n in range(count):
+        place = indices[n]
+        if 0 <= place < size:
+            ledger[place] += errors[n]
+    for run in range(len(runs)):
+        start, stop, at = runs[run]
+        goal, entire = ledger[start:stop], errors[count + at : count + at + stop - start]
+        for n in range(stop - start):
+            goal[n] += entire[n]

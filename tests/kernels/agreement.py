@@ -1,0 +1,498 @@
+"""Any module of kernels against `reference`, bit for bit, on cases made to be hard.
+
+`CHECKS` are functions of (kernels, device, size): `size` is about how many coordinates the larger
+cases have, so that slow machinery (an interpreter) can be given few.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparsewire.kernels import Kernels, Taken, reference
+from sparsewire.segments import Scope, Segments
+
+Check = Callable[[Kernels, torch.device, int], None]
+HALVES = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share of every piece, with some room beyond it."""
+
+    ratio: float
+    slack: float = 0.0
+
+    def entries(self, length: int) -> int:
+        return min(length, max(1, math.ceil(self.ratio * length)))
+
+    def room(self, length: int) -> int:
+        return min(length, math.ceil(self.entries(length) * (1 + self.slack)))
+
+
+def cut(
+    shapes: Sequence[tuple[int, ...]],
+    ratio: float,
+    scope: Scope = "layer",
+    whole: int | None = None,
+    slack: float = 0.0,
+) -> Segments:
+    named = {f"p{n}": shape for n, shape in enumerate(shapes)}
+    return Segments.cut(named, Share(ratio, slack), scope, whole)
+
+
+def layouts(size: int, slack: float = 0.0) -> dict[str, Segments]:
+    """Ways to cut, by name; all fresh, so that no guess from elsewhere is left in them."""
+    side = max(2, math.isqrt(size // 3))
+    layers = [(side, side), (side,), (7,), (side + 1, side), (1, 1), (side, 3), (5,)]
+    return {
+        "one piece": cut([(size + 1,)], 0.01, "global", slack=slack),
+        "dense half": cut([(size // 2 + 3,)], 0.5, slack=slack),
+        "nearly all": cut([(size // 2 + 1,), (9,)], 0.9, slack=slack),
+        "layers, whole between": cut(layers, 0.02, whole=16, slack=slack),
+        "layers, all sparse": cut(layers, 0.1, slack=slack),
+        "global, whole behind": cut(layers, 0.02, "global", whole=16, slack=slack),
+        "global over many spans": cut(layers, 0.01, "global", slack=slack),
+        "chunks": cut([(size // 2 + 1,), (3, 70), (64,)], 0.03, 97, slack=slack),
+        "tiny pieces": cut([(3,), (2,), (5,)] * (size // 40 + 1), 0.3, slack=slack),
+        "one element each": cut([(1,)] * 5, 0.5, slack=slack),
+        "whole only": cut([(size // 4 + 1,), (3, 5)], 1.0, slack=slack),
+        "empty spans": cut([(0,), (side, side), (0, 3), (6,), (0,)], 0.05, whole=8, slack=slack),
+        "nothing but empty": cut([(0,), (0, 2)], 0.1, slack=slack),
+        "nothing": cut([], 0.1, slack=slack),
+    }
+
+
+def normal(size: int, seed: int = 0) -> Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed))
+
+
+def rows(size: int) -> dict[str, Tensor]:
+    """Hard contents of a gradient, by name."""
+    noise = normal(size)
+    places = torch.arange(size)
+
+    def at(every: int, value: float, base: Tensor = noise) -> Tensor:
+        return torch.where(places % every == every // 2, torch.tensor(value), base)
+
+    return {
+        "normal": noise,
+        "zeros": torch.zeros(size),
+        "negative zeros": torch.full((size,), -0.0),
+        "one magnitude": noise.sign() * 0.75,
+        "two magnitudes": torch.where(noise > 2, 1.0, 0.5),
+        "ties at the edge": (noise * 4).round() / 4,
+        "denormals": noise * 1e-40,
+        "denormals and zeros": at(3, 0.0, noise * 1e-42),
+        "few are not zero": at(101, 3.0, torch.zeros(size)),
+        "heavy tail": noise / (normal(size, 1).abs() + 1e-6),
+        "ascending": places.float(),
+        "descending": places.flip(0).float(),
+        "one spike": at(max(1, size), 1e30),
+        "huge": noise.sign() * 3e38,
+        "a NaN": at(max(1, size), math.nan),
+        "NaNs": at(37, math.nan),
+        "infinities": at(41, -math.inf),
+        "NaNs and infinities": at(29, math.nan, at(13, math.inf)),
+        "only NaN": torch.full((size,), math.nan),
+        "at the end": torch.where(places == size - 1, -math.inf, noise),
+    }
+
+
+def courses(size: int) -> dict[str, list[Tensor]]:
+    """Gradients of several steps that mislead whoever guesses from the step before."""
+    noise = [normal(size, seed) for seed in range(4)]
+    ramp = torch.arange(size) / max(1, size)
+    some = rows(size)
+    return {
+        "steady": noise,
+        "a thousand times larger": [noise[0], 1000 * noise[1], 1e6 * noise[2]],
+        "a thousand times smaller": [noise[0], noise[1] / 1000, noise[2] * 1e-8],
+        "to and fro": [noise[0], 1000 * noise[1], noise[2], 1e5 * noise[3], noise[0]],
+        "shifted support": [noise[0] * (ramp < 0.3), 50 * noise[1] * (ramp > 0.7), noise[2]],
+        "begins with nothing": [some["zeros"], some["zeros"], noise[0], noise[1]],
+        "ends with nothing": [noise[0], -noise[0], some["zeros"]],
+        "through ties": [noise[0], some["one magnitude"], some["two magnitudes"], noise[1]],
+        "through denormals": [some["denormals"], noise[1], some["denormals"]],
+        "through NaN": [noise[0], some["NaNs"], noise[1]],
+        "through infinity": [some["infinities"], noise[0], noise[1]],
+    }
+
+
+def same(expected: Tensor, got: Tensor, what: str) -> None:
+    """The same bits; any NaN is as good as another."""
+    assert got.dtype == expected.dtype, f"{what}: {got.dtype}, not {expected.dtype}"
+    assert got.shape == expected.shape, f"{what}: {tuple(got.shape)}, not {tuple(expected.shape)}"
+    got, expected = got.detach().cpu(), expected.cpu()
+    if expected.is_floating_point():
+        words = {2: torch.int16, 4: torch.int32, 8: torch.int64}[expected.element_size()]
+        agree = (got.contiguous().view(words) == expected.contiguous().view(words)) | (
+            got.isnan() & expected.isnan()
+        )
+    else:
+        agree = got == expected
+    if not agree.all():
+        places = (~agree).view(-1).nonzero().view(-1)[:5].tolist()
+        theirs = [got.view(-1)[p].item() for p in places]
+        ours = [expected.view(-1)[p].item() for p in places]
+        raise AssertionError(f"{what}: at {places} {theirs}, and the reference has {ours}")
+
+
+def same_squares(addend: Tensor, got: Tensor, segments: Segments, what: str) -> None:
+    """About the sum of squares of every span, where float32 can hold it."""
+    assert got.dtype == torch.float64
+    assert got.shape == (len(segments.spans),)
+    exact = addend.double().square()
+    for number, span in enumerate(segments.spans):
+        expected, value = float(exact[span.start : span.stop].sum()), float(got[number])
+        if not math.isfinite(expected):
+            assert not math.isfinite(value), what
+        elif expected < 1e37:
+            assert math.isclose(value, expected, rel_tol=1e-4, abs_tol=1e-37 * span.length), what
+
+
+@dataclass
+class Pair:
+    """One ledger with the kernels under test and one with the reference, step after step.
+
+    All results are kept and compared at the end: a later step must not overwrite an earlier one's.
+    """
+
+    kernels: Kernels
+    device: torch.device
+    segments: Segments
+    what: str
+    keeps: bool = True
+
+    def __post_init__(self) -> None:
+        size = self.segments.size
+        self._theirs = [torch.zeros(size + 1, device=self.device) for _ in range(2)]
+        self._ours = [torch.zeros(size + 1) for _ in range(2)]
+        self._seen: list[tuple[Taken, Taken, Tensor, Tensor, Tensor]] = []
+
+    def step(
+        self, addend: Tensor, call: Callable[[Kernels, Tensor | None, Tensor, Tensor], Taken]
+    ) -> None:
+        there = addend.to(self.device)
+        kept = self._theirs[0].clone()
+        theirs = call(self.kernels, self._theirs[0] if self.keeps else None, there, self._theirs[1])
+        same(kept, self._theirs[0], f"{self.what}: before")
+        same(addend, there, f"{self.what}: addend")
+        ours = call(reference, self._ours[0] if self.keeps else None, addend, self._ours[1])
+        self._seen.append((ours, theirs, addend, self._ours[1].clone(), self._theirs[1].clone()))
+        self._theirs.reverse()
+        self._ours.reverse()
+
+    def compare(self) -> None:
+        for number, (ours, theirs, addend, our_after, their_after) in enumerate(self._seen):
+            what = f"{self.what}, step {number}"
+            same(ours.indices, theirs.indices, f"{what}: indices")
+            same(ours.values, theirs.values, f"{what}: values")
+            same(our_after, their_after, f"{what}: after")
+            same(ours.unsound, theirs.unsound, f"{what}: unsound")
+            same_squares(addend, theirs.squares, self.segments, f"{what}: squares")
+
+
+Call = Callable[[Kernels, Tensor | None, Tensor, Tensor, Segments, int], Taken]
+
+
+def compare_withdrawals(
+    kernels: Kernels, device: torch.device, size: int, call: Call, slack: float = 0.0
+) -> None:
+    """All layouts with all rows, with half-precision addends, and with misleading courses."""
+    for where, segments in layouts(size, slack).items():
+        for name, row in rows(segments.size).items():
+            pair = Pair(kernels, device, segments, f"{where}, {name}")
+            memoryless = Pair(kernels, device, segments, f"{where}, {name}, no memory", keeps=False)
+            for number, addend in enumerate((row, row.flip(0))):
+                _step(pair, addend, call, number)
+                _step(memoryless, addend, call, number)
+            pair.compare()
+            memoryless.compare()
+    for dtype in HALVES:
+        for where, segments in layouts(size, slack).items():
+            hard = rows(segments.size)
+            for name in ("normal", "ties at the edge", "denormals", "heavy tail", "NaNs", "huge"):
+                for keeps in (True, False):
+                    pair = Pair(kernels, device, segments, f"{where}, {name}, {dtype}", keeps)
+                    for number in range(2):
+                        _step(pair, hard[name].to(dtype), call, number)
+                    pair.compare()
+    for where, segments in layouts(size, slack).items():
+        for name, course in courses(segments.size).items():
+            pair = Pair(kernels, device, segments, f"{where}, {name}")
+            for number, addend in enumerate(course):
+                _step(pair, addend, call, number)
+            pair.compare()
+
+
+def _step(pair: Pair, addend: Tensor, call: Call, number: int) -> None:
+    def on(kernels: Kernels, before: Tensor | None, addend: Tensor, after: Tensor) -> Taken:
+        return call(kernels, before, addend, after, pair.segments, number)
+
+    pair.step(addend, on)
+
+
+def check_top_k(kernels: Kernels, device: torch.device, size: int) -> None:
+    compare_withdrawals(kernels, device, size, _top_k)
+
+
+def _top_k(
+    kernels: Kernels, before: Tensor | None, addend: Tensor, after: Tensor, cut: Segments, _: int
+) -> Taken:
+    return kernels.top_k(before, addend, after, cut)
+
+
+def check_over_threshold(kernels: Kernels, device: torch.device, size: int) -> None:
+    compare_withdrawals(kernels, device, size, _over_threshold, slack=0.25)
+
+
+def check_small_samples(kernels: Kernels, device: torch.device, size: int) -> None:
+    """Samples that mislead: far more hits than there is room for, or far fewer."""
+    for where, segments in layouts(size, 0.1).items():
+        for sample in (1, 7, 50):
+            pair = Pair(kernels, device, segments, f"{where}, a sample of {sample}")
+            for key in range(4):
+
+                def call(
+                    kernels: Kernels,
+                    before: Tensor | None,
+                    addend: Tensor,
+                    after: Tensor,
+                    segments: Segments = segments,
+                    sample: int = sample,
+                    key: int = key,
+                ) -> Taken:
+                    return kernels.over_threshold(before, addend, after, segments, sample, key)
+
+                pair.step(normal(segments.size, key), call)
+            pair.compare()
+
+
+def _over_threshold(
+    kernels: Kernels, before: Tensor | None, addend: Tensor, after: Tensor, cut: Segments, key: int
+) -> Taken:
+    return kernels.over_threshold(before, addend, after, cut, max(10, cut.size // 10), key)
+
+
+def check_chosen(kernels: Kernels, device: torch.device, size: int) -> None:
+    compare_withdrawals(kernels, device, size, _randomly_chosen)
+
+
+def _randomly_chosen(
+    kernels: Kernels, before: Tensor | None, addend: Tensor, after: Tensor, cut: Segments, key: int
+) -> Taken:
+    draw = kernels.random_k if key % 2 else kernels.block_random_k
+    return kernels.chosen(before, addend, after, cut, draw(cut, key, after.device))
+
+
+def check_chosen_nowhere(kernels: Kernels, device: torch.device, size: int) -> None:
+    """Unused slots and no slots at all."""
+    segments = cut([(size, 2), (5,)], 0.01, whole=10)
+    for places in ([0, 3, segments.size, segments.size], [], [2 * size - 1]):
+        indices = torch.tensor(places, dtype=torch.int64)
+        pair = Pair(kernels, device, segments, f"chosen {places}")
+
+        def call(
+            kernels: Kernels,
+            before: Tensor | None,
+            addend: Tensor,
+            after: Tensor,
+            indices: Tensor = indices,
+        ) -> Taken:
+            return kernels.chosen(before, addend, after, segments, indices.to(after.device))
+
+        for seed in range(2):
+            pair.step(normal(segments.size, seed), call)
+        pair.compare()
+
+
+KEYS = (0, 1, -1, 12345, 2**63 - 1, 2**63, 2**64 - 1, -(2**63))
+
+
+def check_random_k(kernels: Kernels, device: torch.device, size: int) -> None:
+    for where, segments in layouts(size).items():
+        for key in KEYS:
+            expected = reference.random_k(segments, key, torch.device("cpu"))
+            same(expected, kernels.random_k(segments, key, device), f"{where}, key {key}")
+
+
+def check_block_random_k(kernels: Kernels, device: torch.device, size: int) -> None:
+    for where, segments in layouts(size).items():
+        for key in (*KEYS, *range(2, 12)):
+            expected = reference.block_random_k(segments, key, torch.device("cpu"))
+            same(expected, kernels.block_random_k(segments, key, device), f"{where}, key {key}")
+
+
+def messages(segments: Segments, count: int, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
+    """What `count` ranks might send: some slots unused, zeros and negative zeros among them."""
+    made = []
+    for rank in range(count):
+        indices = reference.random_k(segments, seed + rank, torch.device("cpu"))
+        unused = indices.numel() // 5 if rank % 2 else 0
+        if unused:
+            indices[-unused:] = segments.size
+        values = normal(indices.numel() + segments.whole_size, seed + rank)
+        values[::7] = -0.0
+        values[indices.numel() - unused : indices.numel()] = 5.0
+        made.append((indices, values))
+    return made
+
+
+def check_add_up(kernels: Kernels, device: torch.device, size: int) -> None:
+    for where, segments in layouts(size).items():
+        for count in (0, 1, 2, 5):
+            sent = messages(segments, count)
+            there = [(indices.to(device), values.to(device)) for indices, values in sent]
+            for share in (1.0, 1 / 3):
+                ours = torch.full((segments.size,), math.nan)
+                theirs = ours.to(device).clone()
+                reference.add_up(ours, sent, share, segments)
+                kernels.add_up(theirs, there, share, segments)
+                same(ours, theirs, f"{where}, {count} messages, share {share}")
+
+
+def check_put_back(kernels: Kernels, device: torch.device, size: int) -> None:
+    for where, segments in layouts(size).items():
+        for indices, errors in messages(segments, 3):
+            ours = torch.cat([normal(segments.size, 9), torch.zeros(1)])
+            theirs = ours.to(device).clone()
+            reference.put_back(ours, indices, errors, segments)
+            kernels.put_back(theirs, indices.to(device), errors.to(device), segments)
+            same(ours, theirs, where)
+
+
+def check_pack(kernels: Kernels, device: torch.device, size: int) -> None:
+    """All widths, all remainders of eight, and bits above the width that are to be cut off."""
+    generator = torch.Generator().manual_seed(0)
+    for width in (*range(1, 18), 24, 31, 33, 40, 62):
+        for count in (0, 1, 7, 8, 9, 63, 64, 65, size):
+            numbers = torch.randint(-(2**62), 2**62, (count,), generator=generator)
+            ours = reference.pack(numbers, width)
+            theirs = kernels.pack(numbers.to(device), width)
+            same(ours, theirs, f"pack {count} of width {width}")
+            same(
+                reference.unpack(ours, count, width),
+                kernels.unpack(theirs, count, width),
+                f"unpack {count} of width {width}",
+            )
+
+
+def check_unpack_random_bytes(kernels: Kernels, device: torch.device, size: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for width in range(1, 17):
+        for count in (0, 1, 8, 13, size):
+            data = torch.randint(
+                0, 256, (-(-count // 8) * width,), dtype=torch.uint8, generator=generator
+            )
+            same(
+                reference.unpack(data, count, width),
+                kernels.unpack(data.to(device), count, width),
+                f"unpack {count} of width {width}",
+            )
+
+
+def check_set_flags(kernels: Kernels, device: torch.device, size: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for count in (0, 1, 7, 8, 9, 63, 64, 65, size):
+        for share in (0.0, 0.1, 0.5, 1.0):
+            flags = torch.rand(count, generator=generator) < share
+            beyond = torch.tensor([-(-count // 8) * 8, count + 100, 2**40])
+            positions = torch.cat([flags.nonzero().squeeze(1), beyond])
+            same(
+                reference.set_flags(positions, count),
+                kernels.set_flags(positions.to(device), count),
+                f"{count} flags, {share} of them set",
+            )
+
+
+def check_find_flags(kernels: Kernels, device: torch.device, size: int) -> None:
+    """Random bytes, with more and fewer flags set than are asked for."""
+    generator = torch.Generator().manual_seed(0)
+    for length in (0, 1, 7, 8, 9, 100, size // 8):
+        for bits in (0, 1, 3, 128, 255):
+            data = torch.randint(0, 256, (length,), dtype=torch.uint8, generator=generator) & bits
+            for count in (0, 1, 8, length, 8 * length, 8 * length + 5):
+                same(
+                    reference.find_flags(data, count),
+                    kernels.find_flags(data.to(device), count),
+                    f"{count} flags in {length} bytes & {bits}",
+                )
+
+
+def check_narrow(kernels: Kernels, device: torch.device, size: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    largest = torch.finfo(torch.float32).max
+    for length in (0, 1, 3, 4, 5, size):
+        wide = torch.randn(length, generator=generator) * 10 ** torch.randn(length)
+        wide[::7] = largest
+        wide[1::7] = 1e-45
+        wide[2::7] = -0.0
+        for key in KEYS:
+            expected, found = (torch.empty(length, dtype=torch.bfloat16) for _ in range(2))
+            found = found.to(device)
+            reference.narrow(wide, expected, key)
+            kernels.narrow(wide.to(device), found, key)
+            same(expected.view(torch.int16), found.view(torch.int16), f"{length}, key {key}")
+
+
+def check_digest(kernels: Kernels, device: torch.device, size: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for length in (0, 8, 16, 64, 72, size // 8 * 8):
+        data = torch.randint(0, 256, (length,), dtype=torch.uint8, generator=generator)
+        for key in KEYS:
+            same(
+                reference.digest(data, key),
+                kernels.digest(data.to(device), key),
+                f"{length} bytes, key {key}",
+            )
+
+
+def ascending_cases(size: int) -> Iterator[list[int]]:
+    yield []
+    for first in (-1, 0, size - 1, size, size + 1):
+        yield [first]
+        for second in (-(2**62), -1, 0, 1, size - 1, size, size + 1, 2**62):
+            yield [first, second]
+            yield [0, 2, first, second, size, size]
+    yield list(range(size))
+    yield [*range(size), size, size, size]
+    yield [*range(size - 1), 0]
+    yield [*range(size // 2), size, *range(size // 2, size)]
+
+
+def check_is_ascending(kernels: Kernels, device: torch.device, size: int) -> None:
+    for row in ascending_cases(size):
+        indices = torch.tensor(row, dtype=torch.int64)
+        same(
+            reference.is_ascending(indices, size),
+            kernels.is_ascending(indices.to(device), size),
+            f"{row[:6]}… of {size}",
+        )
+
+
+WITHDRAWALS: tuple[Check, ...] = (
+    check_top_k,
+    check_over_threshold,
+    check_small_samples,
+    check_chosen,
+    check_chosen_nowhere,
+)
+CHECKS: tuple[Check, ...] = (
+    *WITHDRAWALS,
+    check_random_k,
+    check_block_random_k,
+    check_add_up,
+    check_put_back,
+    check_pack,
+    check_unpack_random_bytes,
+    check_set_flags,
+    check_find_flags,
+    check_narrow,
+    check_digest,
+    check_is_ascending,
+)
