@@ -12,7 +12,7 @@ from hypothesis import given
 
 import sparsewire as sw
 from sparsewire.kernels.counter import name_key
-from sparsewire.segments import Piece, Segments, Span
+from sparsewire.segments import SEEN, Piece, Segments, Span
 
 from .laws.cases import CPU, LAWFUL
 
@@ -173,3 +173,12 @@ def test_pieces_tile_the_gradient(shapes: Any, scope: Any, whole: int | None, co
     assert ends[-1] == cut.size
     assert [p.start for p in cut.pieces] == sorted(p.start for p in cut.pieces)
     assert all(1 <= p.count < p.length and p.count <= p.room <= p.length for p in cut.pieces)
+
+
+def test_samples_are_shared_out_by_length_and_see_enough_of_every_piece() -> None:
+    shapes = {"large": (1000, 1000), "small": (100, 100), "tiny": (10, 10)}
+    segments = Segments.cut(shapes, sw.TopK(0.1), whole=None)
+    assert segments.strides(10**9) == (1, 1, 1)
+    assert segments.strides(101_010) == (10, 10, 1)
+    for piece, stride in zip(segments.pieces, segments.strides(1), strict=True):
+        assert stride == 1 or piece.count / stride >= SEEN

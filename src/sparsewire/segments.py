@@ -20,6 +20,7 @@ from .kernels.counter import name_key
 
 Scope = Literal["layer", "global"] | int
 Shape = Sequence[int]
+SEEN = 20  # of a sample, a number that varies by a quarter
 
 
 class Counts(Protocol):
@@ -169,6 +170,19 @@ class Segments:
             grids.append((piece.start, 1, piece.length, piece.count))
         return tuple(grids)
 
+    def strides(self, sample: int) -> tuple[int, ...]:
+        """Every how manyth coordinate of each piece a sample looks at.
+
+        There are about `sample` of them in all, shared out by length, and more where fewer than
+        `SEEN` of a piece's would else be among those it wants to send.
+        """
+        if sample not in self._strides:
+            total = sum(piece.length for piece in self.pieces)
+            self._strides[sample] = tuple(
+                max(1, min(piece.count // SEEN, total // sample)) for piece in self.pieces
+            )
+        return self._strides[sample]
+
     def table(self, device: torch.device) -> PieceTable:
         """The pieces as tensors, one row each, kept for every later step."""
         tables: dict[torch.device, PieceTable] = self._tables
@@ -182,6 +196,10 @@ class Segments:
         if key not in self._tiles:
             self._tiles[key] = TileTable.of(self, device, length)
         return self._tiles[key]
+
+    @cached_property
+    def _strides(self) -> dict[int, tuple[int, ...]]:
+        return {}
 
     @cached_property
     def _tables(self) -> dict[torch.device, PieceTable]:

@@ -20,7 +20,7 @@ from .errors import SchemeError
 from .kernels import Taken
 from .kernels.counter import fold
 from .notation import Part, check_flag
-from .segments import Segments
+from .segments import SEEN, Segments
 
 DEFAULT_RATIO = 0.01  # what both papers send
 
@@ -155,10 +155,12 @@ class TopK(Sized):
 class Threshold(Sized):
     """Gradient dropping: all magnitudes that reach a threshold estimated on a sample.
 
-    The threshold is the magnitude that `ratio` of a strided sample of at most `sample` coordinates
-    reaches, so the number sent varies around the target. A message has room for a quarter more;
-    if more qualify, the largest go and the rest stays in memory. With `scope='layer'` the threshold
-    is local, with `scope='global'` there is one for all.
+    The threshold is the magnitude that `ratio` of a strided sample reaches, so the number sent
+    varies around the target. About `sample` coordinates are looked at in all, shared out among the
+    pieces by length, and more of a piece where else fewer than 20 of its sample would reach the
+    threshold. A message has room for a quarter more; if more qualify, the largest go and the rest
+    stays in memory. With `scope='layer'` the threshold is local, with `scope='global'` there is one
+    for all.
 
     >>> Threshold(0.01).entries(1000), Threshold(0.01).room(1000)
     (10, 13)
@@ -192,7 +194,8 @@ class Threshold(Sized):
 
     def contraction(self, length: int) -> float:
         # a sample that is the whole piece finds the exact k-th magnitude; a part of it may be off
-        return self.entries(length) / length * (1.0 if length <= self.sample else 0.5)
+        count = self.entries(length)
+        return count / length * (1.0 if count < 2 * SEEN else 0.5)
 
 
 @dataclass(frozen=True, repr=False)

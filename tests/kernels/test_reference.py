@@ -182,13 +182,13 @@ class TestThreshold:
 
     def test_sample_begins_elsewhere_from_step_to_step(self) -> None:
         """Spikes where one sample of ten looks: only that sample sets its threshold by them."""
-        values = [1.0] * 1000
-        values[3::10] = [2.0 + i for i in range(100)]
-        selector = sw.Threshold(count=20, sample=100)
+        values = [1.0] * 10_000
+        values[3::10] = [2.0 + i for i in range(1000)]
+        selector = sw.Threshold(count=400, sample=1000)
         found = {
-            len([i for i in self.chosen(values, selector, key) if i < 1000]) for key in range(60)
+            len([i for i in self.chosen(values, selector, key) if i < 10_000]) for key in range(60)
         }
-        assert found == {2, 25}
+        assert found == {40, 500}
 
     def test_number_sent_stays_near_the_target(self) -> None:
         generator = torch.Generator().manual_seed(0)

@@ -145,9 +145,8 @@ def _largest(ledger: Tensor, segments: Segments) -> Tensor:
 
 def _hits(ledger: Tensor, segments: Segments, sample: int, key: int) -> Tensor:
     found = []
-    for piece in segments.pieces:
-        magnitudes = _magnitudes(ledger[piece.start : piece.start + piece.length])
-        stride = max(1, math.ceil(piece.length / sample))
+    for piece, stride in zip(segments.pieces, segments.strides(sample), strict=True):
+        magnitudes = _magnitudes(ledger[piece.start : piece.stop])
         seen = magnitudes[fold(key, name_key(piece.name)) % stride :: stride]
         keep = max(1, round(seen.numel() * piece.count / piece.length))
         threshold = seen.kthvalue(seen.numel() - keep + 1).values

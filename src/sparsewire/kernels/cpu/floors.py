@@ -104,31 +104,29 @@ def guess_floors(
 
 
 @jit
-def thresholds(
+def threshold(
     before: Array,
     addend: Array,
     halves: Array,
     kind: int,
-    pieces: Array,
-    names: Array,
-    sample: int,
+    row: Array,
+    name: int,
+    stride: int,
     key: int,
+    last: Any,
     buffer: Array,
-    floors: Array,
-) -> None:
-    """The magnitude that `count` in `length` of a strided sample of every piece reach; not zero.
+) -> Any:
+    """The magnitude that `count` in `length` of a strided sample of a piece reach; not zero.
 
-    The last one, in `floors`, tells which of the sample need not be looked at.
+    The last one tells which of the sample need not be looked at.
     """
-    for piece in range(len(pieces)):
-        first, length, count = pieces[piece, FIRST], pieces[piece, LENGTH], pieces[piece, COUNT]
-        stride = max(1, (length + sample - 1) // sample)
-        word = mix(mix(np.uint64(key)) ^ np.uint64(names[piece]))
-        begin = first + np.int64(word % np.uint64(stride))
-        seen = (first + length - begin + stride - 1) // stride
-        keep = np.int64(max(1.0, np.rint(seen * count / length)))
-        floor = np.uint32(floors[piece] - min(floors[piece], GUESSED))
-        large = _sample(before, addend, halves, kind, begin, seen, stride, floor, buffer)
-        if len(large) < keep:
-            large = _sample(before, addend, halves, kind, begin, seen, stride, NONE, buffer)
-        floors[piece] = max(np.uint32(1), kth_magnitude(large, keep))
+    first, length, count = row[FIRST], row[LENGTH], row[COUNT]
+    word = mix(mix(np.uint64(key)) ^ np.uint64(name))
+    begin = first + np.int64(word % np.uint64(stride))
+    seen = (first + length - begin + stride - 1) // stride
+    keep = np.int64(max(1.0, np.rint(seen * count / length)))
+    floor = np.uint32(last - min(last, GUESSED))
+    large = _sample(before, addend, halves, kind, begin, seen, stride, floor, buffer)
+    if len(large) < keep:
+        large = _sample(before, addend, halves, kind, begin, seen, stride, NONE, buffer)
+    return max(np.uint32(1), kth_magnitude(large, keep))

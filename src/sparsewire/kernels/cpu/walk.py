@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .floors import FIRST, LENGTH, SAMPLE, learn, likely_floor
+from .floors import FIRST, LENGTH, SAMPLE, learn, likely_floor, threshold
 from .jit import Array, jit
 from .numbers import (
     INFINITE,
@@ -223,6 +223,10 @@ def walk(
     kind: int,
     after: Array,
     entire: Array,
+    pieces: Array,
+    names: Array,
+    strides: Array,
+    key: int,
     floors: Array,
     limits: Array,
     raw: Array,
@@ -233,14 +237,17 @@ def walk(
     values: Array,
     squares: Array,
     past_cache: bool,
+    buffer: Array,
     space: Array,
     marks: Array,
 ) -> Any:
     """Deposit tiles and withdraw from them; returns the first unsound span, or -1.
 
     Whole tiles move to `entire`. Of every piece at most `limits` candidates that reach `floors` are
-    left in `raw` and `places`, `found` of them; `hits`, if wanted, is how many reached it. Without
-    floors, what lies at the coordinates `chosen` goes to `values`. `squares` are the tiles'.
+    left in `raw` and `places`, `found` of them; `hits`, if wanted, is how many reached it. With
+    `strides`, floors are thresholds found on a sample, just before the piece is walked over, which
+    brings it into the cache. Without floors, what lies at the coordinates `chosen` goes to
+    `values`. `squares` are the tiles'.
     """
     bits = after.view(np.uint32)
     value_bits = values.view(np.uint32)
@@ -263,6 +270,19 @@ def walk(
                     at = begin + limits[piece]
                 found[piece] = at - begin
             piece = tiles[tile, PIECE]
+            if len(strides):
+                floors[piece] = threshold(
+                    before,
+                    addend,
+                    halves,
+                    kind,
+                    pieces[piece],
+                    names[piece],
+                    strides[piece],
+                    key,
+                    floors[piece],
+                    buffer,
+                )
             begin, floor = at, floors[piece]
         elif at - begin + length > 2 * limits[piece] + 2 * TILE:
             least = keep_largest(raw, places, begin, at, limits[piece], bits)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -38,7 +38,7 @@ def top_k(before: Tensor | None, addend: Tensor, after: Tensor, segments: Segmen
         return reference.top_k(before, addend, after, segments)
     plan = _plan(segments, floors.COUNT)
     sources = _sources(before, addend)
-    buffer = plan.sample(floors.SAMPLE)
+    buffer = plan.parts[0].sample(floors.SAMPLE + 1)
     floors.guess_floors(
         *sources, plan.pieces, plan.kth, plan.trends, plan.falls, buffer, plan.floors
     )
@@ -60,9 +60,8 @@ def over_threshold(
         return reference.over_threshold(before, addend, after, segments, sample, key)
     plan = _plan(segments, floors.ROOM)
     sources = _sources(before, addend)
-    names = array(segments.table(CPU).keys)
-    buffer = plan.sample(sample)
-    floors.thresholds(*sources, plan.pieces, names, sample, signed(key), buffer, plan.floors)
+    plan.strides = np.array(segments.strides(sample), np.int64)
+    plan.key = signed(key)
     taken, found = _withdraw(sources, after, segments, plan, is_exact=False)
     taken.indices[found:] = segments.size
     taken.values[found : taken.indices.numel()] = 0
@@ -171,6 +170,13 @@ class _Part:
     space: Array
     marks: Array
     unsound: int = -1
+    buffer: Array = field(default_factory=lambda: _NO_BITS)
+
+    def sample(self, length: int) -> Array:
+        """Room for a sample of a piece."""
+        if len(self.buffer) < length:
+            self.buffer = np.empty(length, np.uint32)
+        return self.buffer
 
     def walk(
         self,
@@ -182,11 +188,16 @@ class _Part:
         chosen: Array,
         values: Array,
     ) -> None:
+        longest = (plan.pieces[:, floors.LENGTH] // plan.strides).max() if len(plan.strides) else 0
         self.unsound = walk.walk(
             self.tiles,
             *sources,
             after,
             entire,
+            plan.pieces,
+            plan.names,
+            plan.strides,
+            plan.key,
             reached,
             plan.limits,
             self.raw,
@@ -197,6 +208,7 @@ class _Part:
             values,
             self.squares,
             len(after) > LARGE,
+            self.sample(int(longest) + 1),
             self.space,
             self.marks,
         )
@@ -220,7 +232,9 @@ class _Plan:
         self.trends = np.ones(len(rows))
         self.falls = np.full(len(rows), 0.025)
         self.tally = np.zeros(2, np.int64)
-        self._buffer = _NO_BITS
+        self.names = array(segments.table(CPU).keys)
+        self.strides = _NO_PLACES  # of thresholds' samples
+        self.key = 0
 
         starts = self.tiles[:, walk.START]
         cuts = np.searchsorted(starts, [segments.size * n // parts for n in range(parts + 1)])
@@ -245,13 +259,6 @@ class _Plan:
             space=space,
             marks=marks,
         )
-
-    def sample(self, length: int) -> Array:
-        """Room for a sample of any piece."""
-        longest = min(length, int(self.pieces[:, floors.LENGTH].max(initial=0)))
-        if len(self._buffer) < longest:
-            self._buffer = np.empty(longest, np.uint32)
-        return self._buffer
 
     def join(self) -> tuple[Array, Array, Array]:
         """The candidates of all parts in one place; a piece may lie in several parts."""
