@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ...segments import Segments
 
 _POSITIVE = np.uint64((1 << 63) - 1)
+BATCH = 256
 _EXACT = 1 << 12  # bounds from here on leave a quotient that float64 holds
 
 
@@ -84,6 +85,7 @@ def _random_k(
     """Mark the coordinates chosen (or those left out, if fewer) and read the marks in order."""
     at = np.int64(0)
     one = np.uint64(1)
+    drawn = np.empty(BATCH, np.int64)
     for piece in range(len(keys)):
         start, length, count = starts[piece], lengths[piece], counts[piece]
         stream = mix(np.uint64(keys[piece] ^ key))
@@ -92,11 +94,15 @@ def _random_k(
         missing = length - count if leaves_out else count
         marks[: (length + 63) >> 6] = np.uint64(0)  # which also brings them into the cache
         while missing > 0:
-            place = _below(mix(stream), length, inverse)
-            stream += one
-            bit = one << np.uint64(place & 63)
-            missing -= (marks[place >> 6] & bit) == np.uint64(0)
-            marks[place >> 6] |= bit
+            batch = min(missing, BATCH)  # so that no draw waits for the mark of the one before
+            for n in range(batch):
+                drawn[n] = _below(mix(stream + np.uint64(n)), length, inverse)
+            stream += np.uint64(batch)
+            for n in range(batch):
+                place = drawn[n]
+                bit = one << np.uint64(place & 63)
+                missing -= (marks[place >> 6] & bit) == np.uint64(0)
+                marks[place >> 6] |= bit
         for number in range((length + 63) >> 6):
             word = marks[number]
             if leaves_out:
