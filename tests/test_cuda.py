@@ -17,6 +17,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import sparsewire as sw
+from sparsewire.desk import Call
+from sparsewire.engine import Exchange, Outcome
+from sparsewire.meter import Meter
 
 SCHEMES = [
     f"Scheme({selector}, scope={scope})"
@@ -74,6 +77,86 @@ def test_the_gpu_gives_the_cpus_bits() -> None:
         pairs = zip(_simulate(scheme, "cpu"), _simulate(scheme, "cuda"), strict=True)
         for step, (cpu, cuda) in enumerate(pairs):
             assert torch.equal(cpu, cuda), f"{scheme} differs at step {step}"
+
+
+class Workers:
+    """Simulated workers on the GPU, whose exchange nobody looks at before it is over."""
+
+    def __init__(self, scheme: str, size: int = 3) -> None:
+        chosen = sw.parse(scheme).at(0)
+        self.exchange = Exchange(chosen, chosen.cut(SHAPES))
+        length = self.exchange.segments.size
+        self.gradients = [torch.zeros(length, device="cuda") for _ in range(size)]
+        blank = torch.zeros(length + 1, device="cuda")
+        self.pages = [[blank.clone(), blank.clone()] for _ in range(size)]
+        self.meters = [Meter() for _ in range(size)]
+
+    def fill(self, step: int) -> None:
+        generator = torch.Generator().manual_seed(step)
+        for gradient in self.gradients:
+            gradient.copy_(torch.randn(gradient.shape, generator=generator))
+
+    def meet(self) -> Outcome:
+        runs = []
+        for rank, (gradient, pages) in enumerate(zip(self.gradients, self.pages, strict=True)):
+            before, after = ({"residual": page} for page in pages)
+            call = Call(7, rank, len(self.gradients))
+            runs.append(self.exchange.run(gradient, before, after, call, self.meters[rank]))
+        return sw.SimulatedGroup(len(runs)).drive(runs, self.meters)
+
+    def turn(self) -> None:
+        for before, after in self.pages:
+            before.copy_(after)
+
+
+CAPTURED = (
+    "TopK(0.05)",
+    "Scheme(TopK(0.05), scope='global', values=TwoBit())",
+    "Scheme(Threshold(0.05), values=BFloat16())",
+    "Scheme(TopK(0.5), values=OneBit('column'))",
+    "BlockRandomK(0.05)",
+    "Scheme(RandomK(0.05), values=QSGD())",
+    "Dense()",
+)
+
+
+def test_an_exchange_waits_for_nothing_and_can_be_captured() -> None:
+    for scheme in CAPTURED:
+        eager, captured = Workers(scheme), Workers(scheme)
+        for step in range(3):  # kernels are compiled, tables made, headers compared
+            for workers in (eager, captured):
+                workers.fill(step)
+                workers.meet()
+                workers.turn()
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            eager.meet()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outcome = captured.meet()
+        for step in range(3, 6):
+            for workers in (eager, captured):
+                workers.fill(step)
+            eager.meet()
+            graph.replay()
+            assert outcome.settle() is None, scheme
+            for one, other in zip(eager.gradients, captured.gradients, strict=True):
+                assert torch.equal(one, other), f"{scheme}, step {step}"
+            for workers in (eager, captured):
+                workers.turn()
+
+
+def test_numbers_that_are_not_finite_are_told_at_the_end() -> None:
+    workers = Workers("TopK(0.05)")
+    workers.fill(0)
+    assert workers.meet().settle() is None
+    workers.gradients[1][5] = float("nan")
+    verdict = workers.meet().settle()
+    assert verdict is not None
+    assert verdict.parameters == {1: "a"}
 
 
 def _train(rank: int, world: int, backend: str, port: int, scheme: str, out: str) -> None:

@@ -176,6 +176,9 @@ def settle(verdicts: Sequence[Tensor], context: Context) -> dict[int, int]:
                 f"the verdict of rank {sender} {where}: {REASONS[CHECKSUM]}, or the ranks are not "
                 f"at the same step. This rank did not take the step and its memory did not change"
             )
+    bad = {rank: unsound for rank, (_, unsound, _) in enumerate(words) if unsound != FINE}
+    if bad:
+        return bad  # whose messages may well be called damaged
     for receiver, (damage, _, _) in enumerate(words):
         if damage != FINE:
             sender, reason = divmod(damage, len(REASONS))
@@ -183,7 +186,7 @@ def settle(verdicts: Sequence[Tensor], context: Context) -> dict[int, int]:
                 f"the message of rank {sender} that rank {receiver} received {where}: "
                 f"{REASONS[reason]}. No rank took the step and no memory changed"
             )
-    return {rank: unsound for rank, (_, unsound, _) in enumerate(words) if unsound != FINE}
+    return {}
 
 
 _MASK = (1 << 64) - 1

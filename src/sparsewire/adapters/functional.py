@@ -82,14 +82,14 @@ def simulate(
     return ends[0][0], [state for _, state in ends]
 
 
+@dataclass(frozen=True)
 class _Drawer:
     """What a rank need not work out anew at every step; losing it changes nothing."""
 
-    def __init__(self) -> None:
-        self.exchanges: dict[object, Exchange] = {}
-        self.memory: Remembered | None = None  # what lies flat in `fields`
-        self.spans: tuple[Span, ...] = ()
-        self.fields: dict[str, Tensor] = {}
+    exchanges: dict[object, Exchange] = field(default_factory=dict)
+    memory: Remembered | None = None  # what lies flat in `fields`
+    spans: tuple[Span, ...] = ()
+    fields: dict[str, Tensor] = field(default_factory=dict)
 
 
 class _Job:
@@ -159,14 +159,13 @@ class _Job:
             for span, view in segments.views(self._flat)
         }
         memory: Remembered = {name: {} for name in self._gradients}
-        drawer = state._drawer
-        drawer.spans, drawer.memory = segments.spans, memory
-        drawer.fields = {name: self._after[name] for name in self._before}
-        for name, tensor in drawer.fields.items():
+        kept = {name: self._after[name] for name in self._before}
+        for name, tensor in kept.items():
             for span, view in segments.views(tensor):
                 memory[span.name][name] = view.view(span.shape)
+        drawer = _Drawer(state._drawer.exchanges, memory, segments.spans, kept)
         ordered = {name: mean[name] for name in self._gradients}
-        return ordered, replace(state, step=state.step + 1, memory=memory)
+        return ordered, replace(state, step=state.step + 1, memory=memory, _drawer=drawer)
 
 
 def _ledger_dtype(tensors: Iterable[Tensor]) -> torch.dtype:

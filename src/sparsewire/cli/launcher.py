@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from .. import kernels
 from . import worker
 from .errors import CommandError, explain_os_error
 from .group import ask_to_stop, host_store
@@ -46,6 +47,7 @@ def launch(
         CommandError: a worker failed, or the run was stopped at once.
     """
     store = host_store(port)
+    kernels.prepare("cpu")  # once, for all workers to find
     with tempfile.TemporaryDirectory(prefix="sparsewire-") as name, _Interrupts() as interrupts:
         folder = Path(name)
         (folder / worker.PLANS).write_text(json.dumps([asdict(plan) for plan in plans]))
