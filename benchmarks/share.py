@@ -6,14 +6,13 @@
 
 Workers are simulated: one process works for all of them, and what is shown is one worker's part.
 The kernels of plain torch ("before") and the fast ones ("after") take turns in the same run.
-ResNet-18's guesses need real images: --cifar names a file of packed CIFAR-10 images.
+ResNet-18's guesses need real images: --cifar names a binary batch of CIFAR-10.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import pickle
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -103,9 +102,12 @@ def images(cifar: Path | None, device: torch.device) -> Training:
     if cifar is None:
         pixels, labels = torch.randn(1280, 3, 32, 32), torch.randint(10, (1280,))
     else:
-        content = pickle.loads(cifar.read_bytes(), encoding="bytes")
-        pixels = torch.tensor(content[b"data"]).view(-1, 3, 32, 32).float() / 64 - 2
-        labels = torch.tensor(content[b"labels"])
+        content = bytearray(cifar.read_bytes())
+        records = torch.frombuffer(content, dtype=torch.uint8).view(-1, 3073)
+        pixels, labels = (
+            records[:, 1:].reshape(-1, 3, 32, 32).float() / 64 - 2,
+            records[:, 0].long(),
+        )
     pixels, labels = pixels.to(device), labels.to(device)
 
     def batches() -> Iterator[Batch]:
@@ -213,7 +215,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--cifar", type=Path, help="a packed batch of CIFAR-10")
+    parser.add_argument("--cifar", type=Path, help="data_batch_1.bin of CIFAR-10")
     parser.add_argument("--only", choices=("shares", "guesses"))
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--out", type=Path, default=RESULTS)
