@@ -6,6 +6,7 @@ all ranks agree on whether all of them were fine.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,13 +17,11 @@ from torch import Tensor
 from . import kernels
 from .collectives import Gather, Talk, Total
 from .message import (
-    CHECKSUM,
     FINE,
-    INDICES,
-    LENGTH,
     VALUES,
     Context,
     damage_code,
+    first_damage,
     is_sealed,
     pack_verdict,
     seal,
@@ -48,7 +47,10 @@ class Call:
 
 def finite(values: Tensor) -> Tensor:
     """Whether all values are; the largest magnitude tells, and is NaN if any of them is."""
-    return values.abs().amax().isfinite() if values.numel() else torch.ones((), dtype=torch.bool)
+    if not values.numel():
+        return torch.ones((), dtype=torch.bool, device=values.device)
+    largest: Tensor = torch.linalg.vector_norm(values, math.inf)
+    return largest.isfinite()
 
 
 @dataclass
@@ -86,42 +88,34 @@ class Desk:
 
     def read(self, messages: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         with self.meter.stage("decode"):
-            entries = []
-            for rank, message in enumerate(messages):
-                indices, values, damage = self.open(message, rank)
-                entries.append((indices, values))
-                self._remember(damage)
-            return entries
+            opened = [self.open(message, rank) for rank, message in enumerate(messages)]
+            self._remember(first_damage([findings for _, _, findings in opened]))
+            return [(indices, values) for indices, values, _ in opened]
 
-    def open(self, message: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Indices and values of one message, checked from its digest to its last value, and the
-        damage code: what is wrong, if anything is."""
+    def open(self, message: Tensor, rank: int) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Indices and values of one message, and whether it is fine in every one of `REASONS`."""
         scheme, segments = self.exchange.scheme, self.exchange.segments
+        fine = torch.ones((), dtype=torch.bool, device=message.device)
         if message.numel() != self.exchange.message_bytes:
             nothing = message.new_empty(0)
-            return nothing, nothing, torch.tensor(damage_code(rank, LENGTH))
-        kernel = kernels.on(message.device)
+            return nothing, nothing, [fine, fine, fine, ~fine]
         split = self.exchange.index_bytes
         end = split + self.exchange.value_bytes
-        damage = self._damage.new_full((), FINE)
+        rises = fine
         if scheme.indices.written:
             indices = scheme.indices.decode(message[:split], segments)
-            is_fine = kernel.is_ascending(indices, segments.size)
-            damage = torch.where(is_fine, damage, damage_code(rank, INDICES))
+            rises = kernels.on(message.device).is_ascending(indices, segments.size)
         else:
             draw = Draw(scheme.seed, self.call.step, rank)
             indices = scheme.selector.coordinates(segments, draw, message.device)
         place = Place(indices, segments, self._key(rank))
         values = scheme.values.decode(message[split:end], place, self.ledger.dtype)
-        is_fine = finite(values) | (damage != FINE)
-        damage = torch.where(is_fine, damage, damage_code(rank, VALUES))
-        is_fine = is_sealed(message, self.context.key(rank))
-        return indices, values, torch.where(is_fine, damage, damage_code(rank, CHECKSUM))
+        sealed = is_sealed(message, self.context.key(rank))
+        return indices, values, [sealed, rises, finite(values), fine]
 
     def check(self, total: Total) -> Tensor:
         self._remember(total.damage)
-        bad = damage_code(self.call.rank, VALUES)
-        self._remember(torch.where(finite(total.values), FINE, bad))
+        self._remember(torch.where(finite(total.values), FINE, damage_code(self.call.rank, VALUES)))
         return total.values
 
     def _remember(self, damage: Tensor) -> None:

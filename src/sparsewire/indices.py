@@ -69,9 +69,9 @@ class EliasFano(IndexCodec):
         if not segments.room:
             return torch.empty(0, dtype=torch.uint8, device=indices.device)
         width = self.low_bits(segments)
-        rank = torch.arange(segments.room, device=indices.device)
         kernel = kernels.on(indices.device)
-        flags = kernel.set_flags((indices >> width) + rank, self._flags(segments))
+        high = (indices >> width).add_(_numbers(segments, indices.device))
+        flags = kernel.set_flags(high, self._flags(segments))
         return torch.cat([kernel.pack(indices, width), flags])
 
     def decode(self, data: Tensor, segments: Segments) -> Tensor:
@@ -81,8 +81,10 @@ class EliasFano(IndexCodec):
         split = bits.packed_bytes(segments.room, width)
         kernel = kernels.on(data.device)
         flags = kernel.find_flags(data[split:], segments.room + 1)
-        high = flags[:-1] - torch.arange(segments.room, device=data.device)
-        indices = (high << width) | kernel.unpack(data[:split], segments.room, width)
+        high = flags[:-1] - _numbers(segments, data.device)
+        indices = high.bitwise_left_shift_(width).add_(
+            kernel.unpack(data[:split], segments.room, width)
+        )
         return _exactly(indices, flags[-1] == 8 * data[split:].numel(), segments)
 
 
@@ -147,6 +149,15 @@ class Implied(IndexCodec):
 
     def decode(self, data: Tensor, segments: Segments) -> Tensor:
         raise NotImplementedError("implied indices come from the selector")
+
+
+def _numbers(segments: Segments, device: torch.device) -> Tensor:
+    """0, 1, 2 … for every slot, kept for every later step."""
+    key = ("numbers", device)
+    if key not in segments.scratch:
+        segments.scratch[key] = torch.arange(segments.room, device=device)
+    numbers: Tensor = segments.scratch[key]
+    return numbers
 
 
 def _exactly(indices: Tensor, is_all: Tensor, segments: Segments) -> Tensor:

@@ -130,7 +130,7 @@ REASONS = (
     "it holds values that are not finite",
     "its length is not what the scheme says",
 )
-CHECKSUM, INDICES, VALUES, LENGTH = range(len(REASONS))
+CHECKSUM, VALUES = 0, 2
 
 
 def sealed_bytes(nbytes: int) -> int:
@@ -155,6 +155,13 @@ def is_sealed(message: Tensor, key: int) -> Tensor:
 def damage_code(sender: int, reason: int) -> int:
     """What is wrong with a message, and whose it is, as one number; `FINE` if nothing is."""
     return sender * len(REASONS) + reason
+
+
+def first_damage(findings: Sequence[Sequence[Tensor]]) -> Tensor:
+    """The damage code of the first message that is not fine; `findings` say whether each one is, in
+    every one of `REASONS`."""
+    bad = ~torch.stack([is_fine for message in findings for is_fine in message])
+    return torch.where(bad.any(), bad.byte().argmax(), FINE)  # rank by rank, as the codes are
 
 
 def pack_verdict(damage: Tensor, unsound: Tensor, key: int) -> Tensor:

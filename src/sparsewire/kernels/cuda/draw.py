@@ -1,0 +1,146 @@
+"""Random coordinates of every piece: the draws that `reference` defines, in parallel."""
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .device import below, count_before, mix, popcount
+
+
+@triton.jit
+def draw_marks(bitmap, begin, length, stream, number, takes_part):
+    """Mark the coordinates of some draws; how many of them were not marked before."""
+    at = begin + below(mix(stream + number), length)
+    bits = (1 << (at % 32)).to(tl.int32)
+    old = tl.atomic_or(bitmap + at // 32, bits, mask=takes_part, sem="relaxed")
+    return tl.sum((takes_part & (old & bits == 0)).to(tl.int64))
+
+
+@triton.jit
+def progress(found, piece, piece_count, wanted, ROUND: tl.constexpr):
+    """How many coordinates are missing in a round, and how many draws were made before it."""
+    missing = wanted
+    drawn = tl.zeros_like(wanted)
+    for number in tl.static_range(ROUND):
+        drawn += missing
+        missing -= tl.load(found + number * piece_count + piece)
+    return missing, drawn
+
+
+@triton.jit(do_not_specialize=["key", "piece_count"])
+def draw_round(
+    bitmap,
+    found,
+    pieces,
+    draws,
+    key: tl.int64,
+    piece_count,
+    ROUND: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """As many draws of every piece as are missing: one block of them."""
+    block = tl.program_id(0)
+    piece = tl.load(draws + block * 2)
+    first = tl.load(draws + block * 2 + 1)
+    wanted = tl.load(pieces + piece * 8 + 7)
+    missing, drawn = progress(found, piece, piece_count, wanted, ROUND)
+    if first < missing:
+        number = first + tl.arange(0, BLOCK)
+        stream = mix(tl.load(pieces + piece * 8 + 6) ^ key) + drawn
+        begin = tl.load(pieces + piece * 8)
+        length = tl.load(pieces + piece * 8 + 1)
+        fresh = draw_marks(bitmap, begin, length, stream, number, number < missing)
+        tl.atomic_add(found + ROUND * piece_count + piece, fresh, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["key", "piece_count"])
+def draw_rest(
+    bitmap,
+    found,
+    pieces,
+    key: tl.int64,
+    piece_count,
+    ROUND: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """All further rounds of one piece."""
+    piece = tl.program_id(0).to(tl.int64)
+    wanted = tl.load(pieces + piece * 8 + 7)
+    missing, drawn = progress(found, piece, piece_count, wanted, ROUND)
+    stream = mix(tl.load(pieces + piece * 8 + 6) ^ key)
+    begin = tl.load(pieces + piece * 8)
+    length = tl.load(pieces + piece * 8 + 1)
+    while missing > 0:
+        fresh = tl.zeros_like(missing)
+        for first in range(0, missing, BLOCK):
+            number = first + tl.arange(0, BLOCK)
+            takes_part = number < missing
+            fresh += draw_marks(bitmap, begin, length, stream + drawn, number, takes_part)
+        drawn += missing
+        missing -= fresh
+
+
+@triton.jit
+def drawn_words(bitmap, tiles, groups, pieces, group, TILE: tl.constexpr, GROUP: tl.constexpr):
+    """A group's words, only the bits of its piece, turned over where those left out were drawn."""
+    WORDS: tl.constexpr = TILE // 32
+    lanes = tl.arange(0, GROUP * WORDS)
+    first = tl.load(groups + group * 4)
+    live = lanes < tl.load(groups + group * 4 + 1) * WORDS
+    piece = tl.load(groups + group * 4 + 2)
+    turned = tl.load(pieces + piece * 8 + 7) < tl.load(pieces + piece * 8 + 2)
+    tile = first + lanes // WORDS
+    start = tl.load(tiles + tile * 4, mask=live, other=0)
+    stop = tl.load(tiles + tile * 4 + 1, mask=live, other=0)
+    base = start // TILE * TILE + (lanes % WORDS) * 32
+    low = tl.minimum(tl.maximum(start - base, 0), 32)
+    high = tl.minimum(tl.maximum(stop - base, 0), 32)
+    one = tl.full(lanes.shape, 1, tl.int64)
+    inside = ((one << high) - (one << tl.minimum(low, high))).to(tl.int32)
+    words = tl.load(bitmap + base // 32, mask=live & (inside != 0), other=0)
+    return tl.where(turned, ~words, words) & inside, base
+
+
+@triton.jit
+def count_drawn(bitmap, tiles, groups, pieces, counts, TILE: tl.constexpr, GROUP: tl.constexpr):
+    group = tl.program_id(0)
+    words, _ = drawn_words(bitmap, tiles, groups, pieces, group, TILE, GROUP)
+    tl.store(counts + group, tl.sum(popcount(words)).to(tl.int64))
+
+
+@triton.jit(do_not_specialize=["room"])
+def write_drawn(
+    bitmap, tiles, groups, pieces, counts, indices, room, TILE: tl.constexpr, GROUP: tl.constexpr
+):
+    """The marked coordinates of one group, ascending."""
+    group = tl.program_id(0)
+    words, base = drawn_words(bitmap, tiles, groups, pieces, group, TILE, GROUP)
+    piece = tl.load(groups + group * 4 + 2)
+    slot = tl.load(pieces + piece * 8 + 4)
+    slot += count_before(counts, tl.load(groups + group * 4 + 3), group, 1024)
+    many = popcount(words)
+    at = slot + tl.cumsum(many, 0) - many
+    for _ in range(tl.max(many)):
+        lowest = words & -words
+        is_set = lowest != 0
+        tl.store(indices + at, base + popcount(lowest - 1), mask=is_set & (at < room))
+        at += is_set.to(tl.int64)
+        words = words ^ lowest
+
+
+@triton.jit(do_not_specialize=["key"])
+def write_runs(pieces, draws, indices, key: tl.int64, BLOCK: tl.constexpr):
+    """One run of every piece from a random start, wrapping around: one block of its entries."""
+    block = tl.program_id(0)
+    piece = tl.load(draws + block * 2)
+    place = tl.load(draws + block * 2 + 1) + tl.arange(0, BLOCK)
+    start = tl.load(pieces + piece * 8)
+    length = tl.load(pieces + piece * 8 + 1)
+    count = tl.load(pieces + piece * 8 + 2)
+    begin = below(mix(tl.load(pieces + piece * 8 + 6) ^ key), length)
+    wrapped = tl.maximum(begin + count - length, 0)
+    inside = tl.where(place < wrapped, place, begin + place - wrapped)
+    slot = tl.load(pieces + piece * 8 + 4)
+    tl.store(indices + slot + place, start + inside, mask=place < count)

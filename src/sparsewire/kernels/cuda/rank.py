@@ -1,0 +1,584 @@
+"""The k-th magnitude of every piece, exactly, and the withdrawal of all that reach it.
+
+A deposit lists what reaches a floor guessed from the step before. Rounds over the list find the
+k-th magnitude, digit by digit from a histogram, if it lies at most 2^23 above the floor (as
+integers; a factor of at least 1.75). If not, the guess was missed: a sample gives another floor,
+and the piece is deposited again. If that fails too (too many magnitudes are equal), what was listed
+is put back, and rounds over all of the piece follow. All this is always launched and leaves at once
+where it is not needed, so that the host never waits.
+
+A threshold is found first, in the same way, among the sampled. It is the floor then, and a rank is
+only sought where there is no room for all that reach it.
+"""
+# mypy: ignore-errors
+# ruff: noqa: SIM102 (what is known at compile time is asked apart)
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .deposit import FLOOR, LISTED_COUNT, SPILLED, deposit_tile, inspect
+from .device import count_before, magnitude, mix
+
+# columns of the state, beside those of deposit.py (0, 1, 2)
+PATH = tl.constexpr(3)  # how the rank is found
+PREFIX = tl.constexpr(4)  # the digits found
+LEFT = tl.constexpr(5)  # the rank among those that share the prefix
+ABOVE = tl.constexpr(6)  # magnitudes too far above the floor
+TICKET = tl.constexpr(7)  # programs that are done with this round
+LOWEST = tl.constexpr(8)  # the threshold: what is below is not withdrawn
+CUT = tl.constexpr(9)  # the smallest magnitude withdrawn
+QUOTA = tl.constexpr(10)  # how many of those equal to the cut are withdrawn
+OVER = tl.constexpr(11)  # how many are over the cut
+TIES = tl.constexpr(12)  # and equal to it
+LAST = tl.constexpr(13)  # the cut of the step before
+MARGIN = tl.constexpr(14)  # the next floor's share of the cut expected, times 4096
+MISSES = tl.constexpr(15)
+STEPS = tl.constexpr(16)
+
+LISTED = tl.constexpr(0)  # paths: by what the deposit listed;
+RETRIED = tl.constexpr(1)  # by what a second one listed;
+SETTLED = tl.constexpr(2)  # all that is listed;
+ALL = tl.constexpr(3)  # by all of the piece;
+ZERO = tl.constexpr(4)  # zero it is: all else is listed and does not fill the rank
+
+REACH = tl.constexpr(23)  # bits above the floor
+UNLIMITED = tl.constexpr(1 << 40)
+BINS = tl.constexpr(256)
+PROBES = tl.constexpr(4096)  # sampled for a floor
+
+
+@triton.jit
+def parts_of(parts, tiles, first, count, TILE: tl.constexpr, GROUP: tl.constexpr):
+    """Where the parts of a group's tiles begin in the list, their lengths, and the tiles' bases."""
+    rows = tl.arange(0, GROUP)
+    live = rows < count
+    begins = tl.load(parts + (first + rows) * 2, mask=live, other=0)
+    lengths = tl.load(parts + (first + rows) * 2 + 1, mask=live, other=0)
+    starts = tl.load(tiles + (first + rows) * 4, mask=live, other=0)
+    return begins, lengths, starts // TILE * TILE
+
+
+@triton.jit
+def listed_at(listed, capacity, begins, lengths, bases, at, LANES: tl.constexpr):
+    """Some entries of every part: values, coordinates, and which there are."""
+    lanes = at + tl.arange(0, LANES)
+    is_there = lanes[None, :] < lengths[:, None]
+    entries = begins[:, None] + lanes[None, :]
+    values = tl.load(listed + entries, mask=is_there, other=0).to(tl.float32, bitcast=True)
+    inner = tl.load(listed + 2 * capacity + entries, mask=is_there, other=0)
+    return values, bases[:, None] + inner, is_there
+
+
+@triton.jit
+def all_at(after, tiles, tile, at, TILE: tl.constexpr, CHUNK: tl.constexpr):
+    """Some values of a tile, their coordinates, and which of them are inside."""
+    start = tl.load(tiles + tile * 4)
+    places = start // TILE * TILE + at + tl.arange(0, CHUNK)
+    inside = (places >= start) & (places < tl.load(tiles + tile * 4 + 1))
+    return tl.load(after + places, mask=inside, other=0), places, inside
+
+
+@triton.jit
+def sampling(samples, pieces, piece, key):
+    """Where in a piece its sample begins, its stride, and the rank of the threshold in it."""
+    stride = tl.load(samples + piece * 4)
+    length = tl.load(pieces + piece * 8 + 1)
+    word = mix(tl.load(pieces + piece * 8 + 6) ^ key).to(tl.uint64, bitcast=True)
+    offset = (word % stride.to(tl.uint64)).to(tl.int64)
+    is_longer = (length - offset + stride - 1) // stride == tl.load(samples + piece * 4 + 3)
+    keep = tl.load(samples + piece * 4 + 1 + is_longer.to(tl.int64))
+    return offset, stride, keep
+
+
+@triton.jit
+def is_last(here, programs):
+    """Whether all other programs of the piece have finished this round."""
+    tl.debug_barrier()
+    is_last = tl.atomic_add(here + TICKET, 1) == programs - 1
+    if is_last:
+        tl.store(here + TICKET, 0)
+    return is_last
+
+
+@triton.jit
+def crossing(histogram, need):
+    """The digit at which `need` are reached from the top, how many of its own that takes, and
+    how many there are in all; the histogram is left empty."""
+    BINS: tl.constexpr = 256
+    bins = BINS - 1 - tl.arange(0, BINS)
+    found = tl.load(histogram + bins, cache_modifier=".cg")
+    tl.store(histogram + bins, tl.zeros_like(found))
+    is_short = tl.cumsum(found, 0) < need
+    digit = BINS - 1 - tl.sum(is_short.to(tl.int32))
+    passed = tl.sum(tl.where(is_short, found, 0))
+    return digit.to(tl.int64), need - passed, tl.sum(found).to(tl.int64)
+
+
+@triton.jit
+def add_digit(here, histogram, prefix, left, bits):
+    """One digit more."""
+    digit, left, _ = crossing(histogram, left)
+    prefix = (prefix << bits) + digit
+    tl.store(here + PREFIX, prefix)
+    tl.store(here + LEFT, left)
+    return prefix, left
+
+
+@triton.jit
+def conclude(here, found, left, SAMPLED: tl.constexpr):
+    """All digits of the rank are known."""
+    lowest = found * 0
+    if SAMPLED:
+        lowest = tl.load(here + LOWEST)
+    tl.store(here + CUT, tl.maximum(found, lowest))
+    tl.store(here + QUOTA, tl.where(lowest > found, UNLIMITED, left))
+
+
+@triton.jit(do_not_specialize=["key"])
+def rank_sampled(
+    before,
+    addend,
+    pieces,
+    samples,
+    blocks,
+    key: tl.int64,
+    state,
+    histograms,
+    HAS_BEFORE: tl.constexpr,
+    FIRST: tl.constexpr,
+    SHIFT: tl.constexpr,
+    BITS: tl.constexpr,
+    STATE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One digit of the threshold, from a block of the sample; at last it is the floor."""
+    block = tl.program_id(0)
+    piece = tl.load(blocks + block * 3)
+    here = state + piece * STATE
+    start = tl.load(pieces + piece * 8)
+    stop = start + tl.load(pieces + piece * 8 + 1)
+    offset, stride, keep = sampling(samples, pieces, piece, key)
+    places = start + offset + (tl.load(blocks + block * 3 + 1) + tl.arange(0, BLOCK)) * stride
+    live = places < stop
+    total = tl.load(addend + places, mask=live, other=0).to(tl.float32)
+    if HAS_BEFORE:
+        total = tl.load(before + places, mask=live, other=0) + total
+    sizes = magnitude(total)
+    prefix = tl.zeros_like(piece)
+    left = keep
+    if not FIRST:
+        prefix = tl.load(here + PREFIX)
+        left = tl.load(here + LEFT)
+    digits = (sizes >> SHIFT) & ((1 << BITS) - 1)
+    found = tl.histogram(digits, BINS, mask=live & (sizes >> (SHIFT + BITS) == prefix))
+    histogram = histograms + piece * BINS
+    tl.atomic_add(histogram + tl.arange(0, BINS), found, mask=found > 0, sem="relaxed")
+    if is_last(here, tl.load(blocks + block * 3 + 2)):
+        threshold, _ = add_digit(here, histogram, prefix, left, BITS)
+        if SHIFT == 0:
+            threshold = tl.maximum(threshold, 1)  # zeros are never sent
+            tl.store(here + LOWEST, threshold)
+            tl.store(here + FLOOR, threshold)
+
+
+@triton.jit
+def adjust_margin(here, wanted, listed_count, is_missed):
+    """Aim the next floor so that somewhat more are listed than are wanted."""
+    step = tl.where(listed_count > wanted * 11 // 8 + 24, 16, -32)
+    step = tl.where(is_missed & (listed_count < wanted), -128, step)
+    margin = tl.load(here + MARGIN) + step
+    tl.store(here + MARGIN, tl.minimum(tl.maximum(margin, 3400), 4056))
+
+
+@triton.jit
+def sampled_floor(before, addend, pieces, piece, wanted, HAS_BEFORE: tl.constexpr):
+    """A magnitude that about half as many again reach as are wanted."""
+    start = tl.load(pieces + piece * 8)
+    length = tl.load(pieces + piece * 8 + 1)
+    stride = (length + PROBES - 1) // PROBES
+    seen = (length + stride - 1) // stride
+    lanes = tl.arange(0, PROBES)
+    live = lanes < seen
+    places = start + lanes * stride
+    total = tl.load(addend + places, mask=live, other=0).to(tl.float32)
+    if HAS_BEFORE:
+        total += tl.load(before + places, mask=live, other=0)
+    sizes = magnitude(total)
+    aim = (seen * wanted * 3 // 2 + length - 1) // length + 8
+    floor = tl.zeros_like(wanted)
+    for turn in range(16):  # the lower bits are no matter
+        higher = floor + (1 << 30 >> turn)
+        reached = tl.sum((live & (sizes >= higher)).to(tl.int32))
+        floor = tl.where(reached >= aim, higher, floor)
+    return tl.maximum(floor, 1)
+
+
+@triton.jit(do_not_specialize=["capacity", "group_count", "span_count"])
+def rank(
+    before,
+    addend,
+    after,
+    listed,
+    capacity,
+    parts,
+    tiles,
+    groups,
+    pieces,
+    state,
+    histograms,
+    group_count,
+    spans,
+    squares,
+    unsound,
+    span_squares,
+    span_unsound,
+    span_count,
+    HAS_BEFORE: tl.constexpr,
+    SAMPLED: tl.constexpr,
+    TRY: tl.constexpr,  # LISTED or RETRIED
+    FIRST: tl.constexpr,  # whether this is the first digit by list
+    SHIFT: tl.constexpr,  # of the digit by list
+    BITS: tl.constexpr,  # and how long it is; 0 where there is none
+    ALL_FIRST: tl.constexpr,  # likewise, by all
+    ALL_SHIFT: tl.constexpr,
+    ALL_BITS: tl.constexpr,
+    TILE: tl.constexpr,
+    GROUP: tl.constexpr,
+    LANES: tl.constexpr,
+    CHUNK: tl.constexpr,
+    STATE: tl.constexpr,
+):
+    """One digit of the rank; the last group of a piece to finish evaluates it.
+
+    The programs behind the groups of the very first round inspect what was deposited.
+    """
+    group = tl.program_id(0)
+    if FIRST and TRY == LISTED:
+        if group >= group_count:
+            number = group - group_count
+            inspect(number, spans, squares, unsound, span_squares, span_unsound, span_count)
+            return
+    first = tl.load(groups + group * 4)
+    count = tl.load(groups + group * 4 + 1)
+    piece = tl.load(groups + group * 4 + 2)
+    here = state + piece * STATE
+    path = tl.load(here + PATH)
+    if FIRST and TRY == LISTED:
+        path = path * 0
+    by_list = (path == TRY) & (BITS > 0)
+    by_all = (path == ALL) & (ALL_BITS > 0)
+    if not (by_list | by_all | (ALL_FIRST & (path == ZERO))):
+        return
+    floor = tl.load(here + FLOOR).to(tl.int32)
+    lowest = floor * 0 + 1
+    wanted = tl.load(pieces + piece * 8 + (3 if SAMPLED else 2))
+    if SAMPLED:
+        lowest = tl.load(here + LOWEST).to(tl.int32)
+    if SAMPLED and FIRST:
+        listed_count = tl.load(here + LISTED_COUNT)
+        if (listed_count <= wanted) & (floor == lowest) & (tl.load(here + SPILLED) == 0):
+            if group == tl.load(groups + group * 4 + 3):
+                tl.store(here + PATH, SETTLED)
+                tl.store(here + CUT, floor.to(tl.int64))
+                tl.store(here + QUOTA, UNLIMITED)
+                tl.store(here + OVER, 0)
+                tl.store(here + TIES, 0)
+                tl.store(here + STEPS, tl.load(here + STEPS) + (1 if TRY == LISTED else 0))
+            return
+    prefix = tl.zeros_like(piece)
+    left = wanted
+    if not FIRST:
+        prefix = tl.load(here + PREFIX)
+        left = tl.load(here + LEFT)
+    begins, lengths, bases = parts_of(parts, tiles, first, count, TILE, GROUP)
+    longest = tl.max(lengths)
+    found = tl.zeros([BINS], tl.int32)
+
+    if BITS > 0:
+        if by_list:
+            above = tl.zeros([GROUP * LANES], tl.int32)
+            for at in range(0, longest, LANES):
+                values, _, is_there = listed_at(listed, capacity, begins, lengths, bases, at, LANES)
+                sizes = tl.reshape(magnitude(values) - floor, [GROUP * LANES])
+                is_set = tl.reshape(is_there, [GROUP * LANES])
+                digits = (sizes >> SHIFT) & ((1 << BITS) - 1)
+                fits = is_set & (sizes >> (SHIFT + BITS) == prefix)
+                if tl.max(fits.to(tl.int32)) > 0:
+                    found += tl.histogram(digits, BINS, mask=fits)
+                above += (is_set & (sizes >> REACH != 0)).to(tl.int32)
+            if FIRST:
+                tl.atomic_add(here + ABOVE, tl.sum(above).to(tl.int64), sem="relaxed")
+
+    if ALL_FIRST:
+        if path >= ALL:
+            for entry in range(0, longest, LANES):
+                held, to, is_held = listed_at(
+                    listed, capacity, begins, lengths, bases, entry, LANES
+                )
+                tl.store(after + to, held, mask=is_held)
+            tl.debug_barrier()
+        if path == ZERO:
+            return
+
+    if ALL_BITS > 0:
+        if by_all:
+            for chunk in range(count * (TILE // CHUNK)):
+                tile = first + chunk // (TILE // CHUNK)
+                within = chunk % (TILE // CHUNK) * CHUNK
+                total, _, inside = all_at(after, tiles, tile, within, TILE, CHUNK)
+                figures = (magnitude(total) >> ALL_SHIFT) & ((1 << ALL_BITS) - 1)
+                matches = inside & (magnitude(total) >> (ALL_SHIFT + ALL_BITS) == prefix)
+                found += tl.histogram(figures, BINS, mask=matches)
+
+    histogram = histograms + piece * BINS
+    tl.atomic_add(histogram + tl.arange(0, BINS), found, mask=found > 0, sem="relaxed")
+    if not is_last(here, tl.load(pieces + piece * 8 + 5)):
+        return
+
+    if FIRST:
+        if by_list:
+            over = tl.load(here + ABOVE, cache_modifier=".cg")
+            digit, left, _ = crossing(histogram, wanted - over)
+            many = tl.load(here + LISTED_COUNT)
+            is_short = many < wanted
+            is_missed = (over >= wanted) | (tl.load(here + SPILLED) != 0)
+            is_missed = is_missed | (is_short & (floor > lowest))
+            next_path = tl.where(is_short, ZERO, path)
+            next_path = tl.where(is_missed, RETRIED if TRY == LISTED else ALL, next_path)
+            tl.store(here + PATH, next_path)
+            tl.store(here + PREFIX, tl.where(is_missed, 0, digit))
+            tl.store(here + LEFT, tl.where(is_missed, wanted, left))
+            tl.store(here + CUT, 0)  # these two hold where the path is ZERO
+            tl.store(here + QUOTA, left)
+            tl.store(here + ABOVE, 0)
+            tl.store(here + SPILLED, 0)
+            if TRY == LISTED:
+                if not SAMPLED:
+                    adjust_margin(here, wanted, many, is_missed)
+                tl.store(here + OVER, 0)
+                tl.store(here + TIES, 0)
+                tl.store(here + STEPS, tl.load(here + STEPS) + 1)
+                if is_missed:
+                    another = sampled_floor(before, addend, pieces, piece, wanted, HAS_BEFORE)
+                    tl.store(here + FLOOR, tl.maximum(another, lowest))
+                    tl.store(here + LISTED_COUNT, 0)
+                    tl.store(here + MISSES, tl.load(here + MISSES) + 1)
+            return
+    cut, quota = add_digit(here, histogram, prefix, left, tl.where(by_list, BITS, ALL_BITS))
+    if by_list:
+        if SHIFT == 0:
+            conclude(here, cut + floor, quota, SAMPLED)
+    else:
+        if ALL_SHIFT == 0:
+            conclude(here, cut, quota, SAMPLED)
+
+
+# fmt: off
+@triton.jit(do_not_specialize=["capacity"])
+def deposit_again(
+    before, addend, after, tiles, groups, state, listed, parts, cursor, squares, unsound, capacity,
+    HAS_BEFORE: tl.constexpr, TILE: tl.constexpr, STATE: tl.constexpr,
+):
+    """Deposits with another floor, of those that were missed."""
+    group = tl.program_id(0)
+    piece = tl.load(groups + group * 4 + 2)
+    if tl.load(state + piece * STATE + PATH) == RETRIED:
+        first = tl.load(groups + group * 4)
+        for tile in range(first, first + tl.load(groups + group * 4 + 1)):
+            start = tl.load(tiles + tile * 4)
+            stop = tl.load(tiles + tile * 4 + 1)
+            deposit_tile(
+                before, addend, after, after, tiles, state, listed, parts, cursor, squares, unsound,
+                capacity, 2 * capacity, tile, start, stop, piece, piece,
+                False, HAS_BEFORE, True, True, TILE, STATE,
+            )
+# fmt: on
+
+
+@triton.jit(do_not_specialize=["capacity", "group_count"])
+def count_over(
+    after,
+    listed,
+    capacity,
+    parts,
+    tiles,
+    groups,
+    state,
+    tile_counts,
+    group_counts,
+    group_count,
+    TILE: tl.constexpr,
+    GROUP: tl.constexpr,
+    LANES: tl.constexpr,
+    CHUNK: tl.constexpr,
+    STATE: tl.constexpr,
+):
+    """How many of every tile, group and piece are over the cut, and how many equal to it."""
+    group = tl.program_id(0)
+    first = tl.load(groups + group * 4)
+    count = tl.load(groups + group * 4 + 1)
+    here = state + tl.load(groups + group * 4 + 2) * STATE
+    cut = tl.load(here + CUT)
+    over = tl.zeros([GROUP], tl.int64)
+    ties = tl.zeros([GROUP], tl.int64)
+    rows = tl.arange(0, GROUP)
+    if tl.load(here + PATH) < ALL:
+        begins, lengths, bases = parts_of(parts, tiles, first, count, TILE, GROUP)
+        for at in range(0, tl.max(lengths), LANES):
+            values, _, is_there = listed_at(listed, capacity, begins, lengths, bases, at, LANES)
+            sizes = magnitude(values)
+            over += tl.sum((is_there & (sizes > cut)).to(tl.int32), 1)
+            ties += tl.sum((is_there & (sizes == cut)).to(tl.int32), 1)
+    else:
+        for chunk in range(count * (TILE // CHUNK)):
+            row = chunk // (TILE // CHUNK)
+            within = chunk % (TILE // CHUNK) * CHUNK
+            held, _, inside = all_at(after, tiles, first + row, within, TILE, CHUNK)
+            found = magnitude(held)
+            over += tl.where(rows == row, tl.sum((inside & (found > cut)).to(tl.int32)), 0)
+            ties += tl.where(rows == row, tl.sum((inside & (found == cut)).to(tl.int32)), 0)
+    tl.store(tile_counts + (first + rows) * 2, over, mask=rows < count)
+    tl.store(tile_counts + (first + rows) * 2 + 1, ties, mask=rows < count)
+    all_over = tl.sum(over)
+    all_ties = tl.sum(ties)
+    tl.store(group_counts + group, all_over)
+    tl.store(group_counts + group_count + group, all_ties)
+    tl.atomic_add(here + OVER, all_over, sem="relaxed")
+    tl.atomic_add(here + TIES, all_ties, sem="relaxed")
+
+
+@triton.jit
+def finite(magnitude):
+    """A magnitude as a number, and a finite one."""
+    return tl.minimum(magnitude.to(tl.int32), 0x7E800000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def slots(state, piece, piece_count, STATE: tl.constexpr):
+    """How many entries all pieces before this one have, and all together."""
+    BLOCK: tl.constexpr = 256
+    before = tl.zeros([BLOCK], tl.int64)
+    total = tl.zeros([BLOCK], tl.int64)
+    for at in range(0, piece_count, BLOCK):
+        pieces = at + tl.arange(0, BLOCK)
+        live = pieces < piece_count
+        there = state + pieces.to(tl.int64) * STATE
+        ties = tl.load(there + TIES, mask=live, other=0)
+        quota = tl.load(there + QUOTA, mask=live, other=0)
+        entries = tl.load(there + OVER, mask=live, other=0) + tl.minimum(ties, quota)
+        total += entries
+        before += tl.where(pieces < piece, entries, 0)
+    return tl.sum(before), tl.sum(total)
+
+
+@triton.jit
+def fill_room(indices, values, total, room, size, group, group_count):
+    """One group's share of the room that is left, with "nowhere"."""
+    BLOCK: tl.constexpr = 1024
+    share = (room + group_count - 1) // group_count
+    last = tl.minimum(room, (group + 1) * share)
+    for at in range(tl.maximum(total, group * share), last, BLOCK):
+        lanes = at + tl.arange(0, BLOCK)
+        tl.store(indices + lanes, tl.zeros([BLOCK], tl.int64) + size, mask=lanes < last)
+        tl.store(values + lanes, tl.zeros([BLOCK], tl.float32), mask=lanes < last)
+
+
+@triton.jit(do_not_specialize=["capacity", "size", "room", "group_count", "piece_count"])
+def withdraw(
+    after,
+    listed,
+    capacity,
+    parts,
+    cursor,
+    tiles,
+    groups,
+    pieces,
+    state,
+    tile_counts,
+    group_counts,
+    indices,
+    values,
+    achieved,
+    size,
+    room,
+    group_count,
+    piece_count,
+    SAMPLED: tl.constexpr,
+    TILE: tl.constexpr,
+    GROUP: tl.constexpr,
+    LANES: tl.constexpr,
+    CHUNK: tl.constexpr,
+    STATE: tl.constexpr,
+):
+    """Take what is over the cut, and of what equals it the quota from the left, in order."""
+    group = tl.program_id(0)
+    first = tl.load(groups + group * 4)
+    count = tl.load(groups + group * 4 + 1)
+    piece = tl.load(groups + group * 4 + 2)
+    first_group = tl.load(groups + group * 4 + 3)
+    here = state + piece * STATE
+    path = tl.load(here + PATH)
+    cut = tl.load(here + CUT)
+    quota = tl.load(here + QUOTA)
+    slot = tl.load(pieces + piece * 8 + 4)
+    if SAMPLED:
+        slot, total = slots(state, piece, piece_count, STATE)
+        fill_room(indices, values, total, room, size, group, group_count)
+        if group == 0:
+            tl.store(achieved, total)
+    if group == 0:
+        tl.store(cursor, 0)
+        tl.store(cursor + 1, capacity)
+    if group == first_group:
+        tl.store(here + LISTED_COUNT, 0)
+        if not SAMPLED:
+            found = finite(cut)
+            last = finite(tl.load(here + LAST))
+            rise = tl.where(last > 0, tl.minimum(tl.maximum(found - last, 0), 0.5 * found), 0)
+            share = tl.load(here + MARGIN).to(tl.float32) / 4096
+            floor = (found + 0.5 * rise) * share  # half as much of a rise again
+            tl.store(here + FLOOR, tl.maximum(floor.to(tl.int32, bitcast=True), 1).to(tl.int64))
+            tl.store(here + LAST, cut)
+
+    over_before = count_before(group_counts, first_group, group, 1024)
+    ties_before = count_before(group_counts + group_count, first_group, group, 1024)
+    if path < ALL:
+        rows = tl.arange(0, GROUP)
+        over = tl.load(tile_counts + (first + rows) * 2, mask=rows < count, other=0)
+        ties = tl.load(tile_counts + (first + rows) * 2 + 1, mask=rows < count, other=0)
+        over_seen = over_before + tl.cumsum(over, 0) - over
+        ties_seen = ties_before + tl.cumsum(ties, 0) - ties
+        begins, lengths, bases = parts_of(parts, tiles, first, count, TILE, GROUP)
+        for at in range(0, tl.max(lengths), LANES):
+            taken, places, is_there = listed_at(listed, capacity, begins, lengths, bases, at, LANES)
+            sizes = magnitude(taken)
+            is_over = (is_there & (sizes > cut)).to(tl.int32)
+            is_tie = (is_there & (sizes == cut)).to(tl.int32)
+            tie = ties_seen[:, None] + tl.cumsum(is_tie, 1) - is_tie
+            slots_over = over_seen[:, None] + tl.cumsum(is_over, 1) - is_over
+            goes = (is_over != 0) | ((is_tie != 0) & (tie < quota))
+            to = slot + slots_over + tl.minimum(tie, quota)
+            tl.store(indices + to, places, mask=goes & (to < room))
+            tl.store(values + to, taken, mask=goes & (to < room))
+            tl.store(after + places, taken, mask=is_there & ~goes)
+            over_seen += tl.sum(is_over, 1)
+            ties_seen += tl.sum(is_tie, 1)
+    else:
+        for chunk in range(count * (TILE // CHUNK)):
+            tile = first + chunk // (TILE // CHUNK)
+            within = chunk % (TILE // CHUNK) * CHUNK
+            held, coordinates, inside = all_at(after, tiles, tile, within, TILE, CHUNK)
+            reached = magnitude(held)
+            over_here = (inside & (reached > cut)).to(tl.int32)
+            ties_here = (inside & (reached == cut)).to(tl.int32)
+            tie_here = ties_before + tl.cumsum(ties_here, 0) - ties_here
+            leaves = (over_here != 0) | ((ties_here != 0) & (tie_here < quota))
+            place = over_before + tl.cumsum(over_here, 0) - over_here
+            place += slot + tl.minimum(tie_here, quota)
+            tl.store(indices + place, coordinates, mask=leaves & (place < room))
+            tl.store(values + place, held, mask=leaves & (place < room))
+            tl.store(after + coordinates, tl.zeros_like(held), mask=leaves)
+            over_before += tl.sum(over_here)
+            ties_before += tl.sum(ties_here)

@@ -1,0 +1,109 @@
+"""Bits and bytes: packing, flags, digests and the check of indices."""
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .device import count_before, mix, popcount
+
+
+@triton.jit(do_not_specialize=["count", "groups", "width"])
+def pack_digits(values, out, count, groups, width, BLOCK: tl.constexpr):
+    """One slice (of up to eight bits) of a block of groups (of eight integers)."""
+    group = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    low = tl.program_id(1) * 8
+    bits = tl.minimum(8, width - low)
+    eight = tl.arange(0, 8)
+    at = group[:, None] * 8 + eight[None, :]
+    numbers = tl.load(values + at, mask=at < count, other=0).to(tl.int64)
+    digits = (numbers >> low) & ((1 << bits) - 1)
+    words = tl.sum(digits << (eight * bits)[None, :].to(tl.int64), 1)
+    data = ((words[:, None] >> (eight * 8)[None, :].to(tl.int64)) & 255).to(tl.uint8)
+    place = groups * low + group[:, None] * bits + eight[None, :]
+    tl.store(out + place, data, mask=(group < groups)[:, None] & (eight < bits)[None, :])
+
+
+@triton.jit(do_not_specialize=["count", "groups", "width", "length"])
+def unpack_digits(data, out, count, groups, width, length, BLOCK: tl.constexpr):
+    """All slices of a block of groups."""
+    group = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    eight = tl.arange(0, 8)
+    numbers = tl.zeros([BLOCK, 8], tl.int64)
+    for low in range(0, width, 8):
+        bits = tl.minimum(8, width - low)
+        place = groups * low + group[:, None] * bits + eight[None, :]
+        inside = (group < groups)[:, None] & (eight < bits)[None, :] & (place < length)
+        found = tl.load(data + place, mask=inside, other=0).to(tl.int64)
+        words = tl.sum(found << (eight * 8)[None, :].to(tl.int64), 1)
+        digits = words[:, None] >> (eight * bits)[None, :].to(tl.int64)
+        numbers |= (digits & ((1 << bits) - 1)) << low
+    at = group[:, None] * 8 + eight[None, :]
+    tl.store(out + at, numbers, mask=at < count)
+
+
+@triton.jit(do_not_specialize=["count", "limit"])
+def raise_flags(positions, flags, count, limit, BLOCK: tl.constexpr):
+    lanes = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.load(positions + lanes, mask=lanes < count, other=-1).to(tl.int64)
+    bits = (1 << (at % 32)).to(tl.int32)
+    tl.atomic_or(flags + at // 32, bits, mask=(at >= 0) & (at < limit), sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["length"])
+def count_flags(data, counts, length, BLOCK: tl.constexpr):
+    block = tl.program_id(0).to(tl.int64)
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    found = popcount(tl.load(data + at, mask=at < length, other=0).to(tl.int32))
+    tl.store(counts + block, tl.sum(found).to(tl.int64))
+
+
+@triton.jit(do_not_specialize=["length", "count", "blocks"])
+def place_flags(data, counts, out, length, count, blocks, BLOCK: tl.constexpr):
+    """The positions of one block's flags, and its share of the filling behind the last of all."""
+    block = tl.program_id(0).to(tl.int64)
+    before = count_before(counts, 0, block, 1024)
+    total = before + count_before(counts, block, blocks, 1024)
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    rest = tl.load(data + at, mask=at < length, other=0).to(tl.int32)
+    many = popcount(rest)
+    place = before + tl.cumsum(many, 0) - many
+    for _ in range(tl.max(many)):
+        lowest = rest & -rest
+        is_set = lowest != 0
+        tl.store(out + place, at * 8 + popcount(lowest - 1), mask=is_set & (place < count))
+        place += is_set.to(tl.int64)
+        rest = rest ^ lowest
+    share = (count + blocks - 1) // blocks
+    last = tl.minimum(count, (block + 1) * share)
+    for slot in range(tl.maximum(total, block * share), last, BLOCK):
+        lanes = slot + tl.arange(0, BLOCK)
+        tl.store(out + lanes, tl.zeros([BLOCK], tl.int64) + length * 8, mask=lanes < last)
+
+
+@triton.jit(do_not_specialize=["count"])
+def digest_block(words, sums, count, BLOCK: tl.constexpr):
+    block = tl.program_id(0).to(tl.int64)
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    word = tl.load(words + at, mask=at < count, other=0)
+    hashed = mix(word ^ ((at + 1) * -7046029254386353131))
+    tl.store(sums + block, tl.sum(tl.where(at < count, hashed, 0)))
+
+
+@triton.jit(do_not_specialize=["key", "blocks"])
+def digest_end(sums, out, key: tl.int64, blocks):
+    total = count_before(sums, 0, blocks, 1024)
+    tl.store(out, mix(total ^ key))
+
+
+@triton.jit(do_not_specialize=["count", "size"])
+def check_ascending(indices, out, count, size, BLOCK: tl.constexpr):
+    """Write 0 where the order is broken."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    here = tl.load(indices + at, mask=at < count, other=0)
+    before = tl.load(indices + at - 1, mask=(at > 0) & (at < count), other=-1)
+    is_rising = (here > before) | ((here == size) & (at > 0))
+    is_right = (is_rising & (here <= size)) | (at >= count)
+    if tl.min(is_right.to(tl.int32)) == 0:
+        tl.store(out, 0)

@@ -1,0 +1,334 @@
+"""The Triton kernels against the reference: on a GPU if there is one, else in Triton's interpreter.
+
+The interpreter must be chosen before Triton is imported, so its tests run in their own process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from types import ModuleType
+
+import pytest
+import torch
+
+from sparsewire.kernels import Kernels, reference
+from sparsewire.segments import Segments
+
+from . import agreement as agree
+
+HAS_GPU = torch.cuda.is_available()
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cuda" if HAS_GPU and not IS_INTERPRETED else "cpu")
+
+on_gpu = pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a GPU")
+interpreted = pytest.mark.skipif(not IS_INTERPRETED, reason="see test_in_the_interpreter")
+anywhere = pytest.mark.skipif(
+    DEVICE.type == "cpu" and not IS_INTERPRETED, reason="see test_in_the_interpreter"
+)
+
+
+@pytest.fixture
+def cuda() -> ModuleType:
+    from sparsewire.kernels import cuda
+
+    return cuda
+
+
+@pytest.fixture
+def small_tiles(cuda: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several tiles and groups even in small pieces."""
+    monkeypatch.setattr("sparsewire.kernels.cuda.plan.TILE", 128)
+    monkeypatch.setattr("sparsewire.kernels.cuda.plan.GROUP", 2)
+    monkeypatch.setattr(cuda, "LANES", 16)
+
+
+@pytest.mark.slow  # an interpreter runs every program of every launch
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(
+    IS_INTERPRETED or HAS_GPU or not find_spec("triton"), reason="is it, or runs for real"
+)
+def test_in_the_interpreter() -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:xdist", __file__],
+        env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+@on_gpu
+@pytest.mark.parametrize("size", [300, 10_000])
+@pytest.mark.parametrize("check", agree.CHECKS, ids=lambda check: check.__name__)
+def test_agrees(cuda: Kernels, check: agree.Check, size: int) -> None:
+    check(cuda, DEVICE, size)
+
+
+SMALL = [
+    agree.check_chosen_nowhere,
+    agree.check_put_back,
+    agree.check_unpack_random_bytes,
+    agree.check_set_flags,
+    agree.check_digest,
+    agree.check_is_ascending,
+]
+
+
+@interpreted
+@pytest.mark.parametrize("check", SMALL, ids=lambda check: check.__name__)
+def test_agrees_in_the_interpreter(cuda: Kernels, check: agree.Check) -> None:
+    check(cuda, DEVICE, 70)
+
+
+@interpreted
+def test_bytes_agree_in_the_interpreter(cuda: Kernels) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for width, count in ((1, 9), (3, 64), (8, 65), (13, 40), (33, 8), (62, 7)):
+        numbers = torch.randint(-(2**62), 2**62, (count,), generator=generator)
+        packed = reference.pack(numbers, width)
+        agree.same(packed, cuda.pack(numbers, width), f"pack {width}")
+        agree.same(
+            reference.unpack(packed, count, width), cuda.unpack(packed, count, width), "unpack"
+        )
+    for bits in (0, 3, 255):
+        data = torch.randint(0, 256, (40,), dtype=torch.uint8, generator=generator) & bits
+        for count in (1, 40, 325):
+            agree.same(reference.find_flags(data, count), cuda.find_flags(data, count), "flags")
+    wide = agree.rows(101)["NaNs and infinities"]
+    ours, theirs = (torch.empty(101, dtype=torch.bfloat16) for _ in range(2))
+    reference.narrow(wide, ours, 7)
+    cuda.narrow(wide, theirs, 7)
+    agree.same(ours, theirs, "narrow")
+
+
+ROWS = ("normal", "zeros", "ties at the edge", "NaNs", "denormals and zeros", "heavy tail")
+COURSES = ("to and fro", "begins with nothing", "through ties", "through infinity")
+WHERE = (
+    "one piece",
+    "nearly all",
+    "layers, whole between",
+    "global over many spans",
+    "whole only",
+    "empty spans",
+    "nothing",
+)
+
+
+@interpreted
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("name", ["top_k", "over_threshold"])
+def test_withdrawals_agree_in_the_interpreter(cuda: Kernels, name: str, where: str) -> None:
+    call, slack = (agree._top_k, 0.0) if name == "top_k" else (agree._over_threshold, 0.25)
+    number = WHERE.index(where)
+    segments = agree.layouts(270, slack)[where]
+    for what in itertools.islice(itertools.cycle(ROWS), number, number + 2):
+        row = agree.rows(segments.size)[what]
+        pair = agree.Pair(cuda, DEVICE, segments, f"{name}, {where}, {what}")
+        for key, addend in enumerate((row, row.flip(0).bfloat16())):
+            agree._step(pair, addend, call, key)
+        pair.compare()
+    course = COURSES[number % len(COURSES)]
+    pair = agree.Pair(cuda, DEVICE, segments, f"{name}, {where}, {course}")
+    for key, addend in enumerate(agree.courses(segments.size)[course][:3]):
+        agree._step(pair, addend, call, key)
+    pair.compare()
+
+
+@interpreted
+@pytest.mark.usefixtures("small_tiles")
+def test_random_choices_agree_in_the_interpreter(cuda: Kernels) -> None:
+    for where in ("one piece", "nearly all", "layers, all sparse", "nothing"):
+        segments = agree.layouts(150)[where]
+        for key in (0, -1, 2**63):
+            expected = reference.random_k(segments, key, DEVICE)
+            agree.same(expected, cuda.random_k(segments, key, DEVICE), f"{where}, {key}")
+            expected = reference.block_random_k(segments, key, DEVICE)
+            agree.same(expected, cuda.block_random_k(segments, key, DEVICE), f"{where}, {key}")
+
+
+@interpreted
+@pytest.mark.usefixtures("small_tiles")
+def test_sums_agree_in_the_interpreter(cuda: Kernels) -> None:
+    for where in ("one piece", "nearly all", "layers, whole between", "nothing"):
+        segments = agree.layouts(270)[where]
+        for count in (0, 1, 9):
+            sent = agree.messages(segments, count)
+            ours, theirs = (torch.full((segments.size,), torch.nan) for _ in range(2))
+            reference.add_up(ours, sent, 1 / 3, segments)
+            cuda.add_up(theirs, sent, 1 / 3, segments)
+            agree.same(ours, theirs, f"{where}, {count} messages")
+
+
+@anywhere
+def test_more_messages_than_one_launch_takes(
+    cuda: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "_MESSAGES", 2)
+    segments = agree.layouts(100)["layers, whole between"]
+    sent = agree.messages(segments, 5)
+    ours = torch.empty(segments.size)
+    theirs = torch.empty(segments.size, device=DEVICE)
+    reference.add_up(ours, sent, 0.2, segments)
+    cuda.add_up(theirs, [(i.to(DEVICE), v.to(DEVICE)) for i, v in sent], 0.2, segments)
+    agree.same(ours, theirs, "five messages, two at a time")
+
+
+@anywhere
+def test_wild_indices_touch_nothing_else(cuda: Kernels) -> None:
+    """Whatever a message says, memory beyond the gradient stays as it is."""
+    segments = agree.cut([(90,)], 0.1)
+    wild = torch.tensor([-(2**40), -1, 5, 3, 3, 89, 90, 91, 2**40], device=DEVICE)
+    around = torch.full((190,), 7.0, device=DEVICE)
+    cuda.add_up(around[50:140], [(wild, torch.ones(9, device=DEVICE))], 1.0, segments)
+    ledger = torch.cat([torch.zeros(91, device=DEVICE), torch.full((50,), 7.0, device=DEVICE)])
+    cuda.put_back(ledger[:91], wild, torch.ones(9, device=DEVICE), segments)
+    assert (around[:50] == 7).all()
+    assert (around[140:] == 7).all()
+    assert (ledger[91:] == 7).all()
+    assert ledger[90] == 0
+
+
+@anywhere
+def test_slices_that_are_not_aligned(cuda: Kernels) -> None:
+    segments = agree.cut([(70, 5), (9,)], 0.1, whole=10)
+    addend = torch.cat([torch.zeros(1), agree.normal(segments.size)])
+    before, ours = torch.zeros(segments.size + 1), torch.zeros(segments.size + 1)
+    theirs = torch.zeros(segments.size + 2, device=DEVICE)
+    expected = reference.top_k(before, addend[1:], ours, segments)
+    got = cuda.top_k(before.to(DEVICE), addend.to(DEVICE)[1:], theirs[1:], segments)
+    agree.same(expected.indices, got.indices, "indices")
+    agree.same(expected.values, got.values, "values")
+    agree.same(ours, theirs[1:], "after")
+
+
+@anywhere
+def test_guesses_are_counted(cuda: Kernels) -> None:
+    """The first step knows nothing; later ones hit unless magnitudes jump."""
+    segments = agree.cut([(2000,)], 0.05)
+    ledger = [torch.zeros(segments.size + 1, device=DEVICE) for _ in range(2)]
+    for step in range(6):
+        addend = agree.normal(segments.size, step).to(DEVICE)
+        scale = 0.01 if step == 5 else 1.0
+        cuda.top_k(ledger[0] if step < 5 else None, scale * addend, ledger[1], segments)
+        ledger.reverse()
+    assert segments.scratch["predictor"].tolist() == [[2, 6]]
+
+
+@anywhere
+def test_threshold_says_how_many_it_found(cuda: Kernels) -> None:
+    segments = agree.cut([(500,)], 0.05, slack=0.25)
+    after = torch.zeros(segments.size + 1, device=DEVICE)
+    taken = cuda.over_threshold(
+        None, agree.normal(segments.size).to(DEVICE), after, segments, 100, 0
+    )
+    found = int((taken.indices < segments.size).sum())
+    assert found == int(segments.scratch["achieved"])
+
+
+@anywhere
+def test_coordinates_beyond_31_bits(cuda: ModuleType) -> None:
+    """One tile of a gradient of which no other page is ever touched."""
+    from sparsewire.kernels.cuda.plan import STATE, TILE
+
+    start = (2**31 // TILE + 1) * TILE
+    size = start + 100
+    try:
+        before, addend, after = (torch.empty(size + 1, device=DEVICE) for _ in range(3))
+    except RuntimeError:
+        pytest.skip("no room for such tensors here")
+    row = agree.normal(100).to(DEVICE)
+    before[start:size], addend[start:size] = row, 1.0
+
+    def table(*numbers: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=dtype, device=DEVICE)
+
+    state = torch.zeros(STATE, dtype=torch.int64, device=DEVICE)
+    state[0] = torch.tensor([2.0]).view(torch.int32).item()
+    listed = table(*[0] * 400, dtype=torch.int32)
+    parts = table(0, 0, dtype=torch.int32)
+    cuda.run(
+        cuda.deposit,
+        (1,),
+        before,
+        addend,
+        after,
+        after,
+        table(start, size, 0, -1),
+        state,
+        listed,
+        parts,
+        table(0, dtype=torch.int32),
+        torch.zeros(1, device=DEVICE),
+        table(0, dtype=torch.int32),
+        0,
+        100,
+        100,
+        HAS_BEFORE=True,
+        LISTS=True,
+        TILE=TILE,
+        STATE=STATE,
+    )
+    hits = (row + 1).abs() >= 2
+    assert parts.tolist() == [0, int(hits.sum())]
+    count = int(hits.sum())
+    assert listed[200 : 200 + count].tolist() == hits.nonzero().view(-1).tolist()
+    assert torch.equal(after[start:size], torch.where(hits, 0.0, row + 1))
+
+
+@on_gpu
+def test_no_call_waits_for_the_device(cuda: Kernels) -> None:
+    segments = agree.cut([(300, 300), (40,)], 0.01, whole=50, slack=0.25)
+    ledger = [torch.zeros(segments.size + 1, device=DEVICE) for _ in range(2)]
+    addend = agree.normal(segments.size).to(DEVICE)
+    flat = torch.empty_like(addend)
+    data = torch.zeros(64, dtype=torch.uint8, device=DEVICE)
+
+    def everything() -> None:
+        cuda.top_k(ledger[0], addend, ledger[1], segments)
+        taken = cuda.over_threshold(ledger[0], addend, ledger[1], segments, 1000, 5)
+        cuda.chosen(ledger[0], addend, ledger[1], segments, cuda.random_k(segments, 1, DEVICE))
+        indices = cuda.block_random_k(segments, 1, DEVICE)
+        cuda.add_up(flat, [(taken.indices, taken.values)] * 3, 0.5, segments)
+        cuda.put_back(ledger[1], taken.indices, taken.values, segments)
+        cuda.unpack(cuda.pack(indices, 17), indices.numel(), 17)
+        cuda.find_flags(cuda.set_flags(indices, segments.size), indices.numel())
+        cuda.digest(data, 3)
+        cuda.is_ascending(indices, segments.size)
+        cuda.narrow(addend, flat.bfloat16(), 3)
+
+    everything()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        everything()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@on_gpu
+def test_steps_can_be_captured_in_a_graph(cuda: Kernels) -> None:
+    segments: Segments = agree.cut([(300, 300), (40,)], 0.01, whole=50)
+    before, after = (torch.zeros(segments.size + 1, device=DEVICE) for _ in range(2))
+    addend = agree.normal(segments.size).to(DEVICE)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        cuda.top_k(before, addend, after, segments)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        taken = cuda.top_k(before, addend, after, segments)
+    for seed in range(1, 4):
+        row = agree.normal(segments.size, seed) * 100**seed
+        addend.copy_(row)
+        graph.replay()
+        ours = torch.zeros(segments.size + 1)
+        expected = reference.top_k(torch.zeros(segments.size + 1), row, ours, segments)
+        agree.same(expected.indices, taken.indices, "indices")
+        agree.same(expected.values, taken.values, "values")
+        agree.same(ours, after, "after")
