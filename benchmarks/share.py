@@ -206,7 +206,7 @@ def misses(scratch: dict[object, object]) -> int:
     """How many pieces were missed so far."""
     found = scratch.get("predictor")
     if isinstance(found, Tensor):
-        return int(found.sum())
+        return int(found[:, 0].sum())  # of every piece: misses, steps
     return int(found["misses"]) if isinstance(found, dict) else 0
 
 

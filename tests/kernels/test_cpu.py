@@ -169,7 +169,3 @@ def test_other_numbers_are_left_to_the_reference() -> None:
     assert taken.values.dtype == torch.float64
     expected = reference.top_k(None, addend, torch.zeros_like(after), segments)
     assert torch.equal(taken.indices, expected.indices)
-
-
-def test_warm() -> None:
-    module.warm()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("sparsewire.kernels")
 
 SWITCH = "SPARSEWIRE_KERNELS"  # "reference" switches the fast ones off
+PATIENCE = 2.0  # seconds until somebody is told what takes so long
 _FAST = {"cpu": ("cpu", "numba", 20), "cuda": ("cuda", "triton", 10)}
 
 
@@ -137,16 +138,55 @@ def on(device: torch.device) -> Kernels:
 @cache
 def prepare(kind: str) -> None:
     """Compile what tensors on `kind` of device will need, so that no training step waits for it."""
-    warm = getattr(on(torch.device(kind)), "warm", None)
-    if warm is None:
-        return
+    device = torch.device(kind)
+    kernels = on(device)
     start = time.perf_counter()
-    patience = threading.Timer(2.0, log.warning, ["compiling kernels, once for this machine …"])
+    words = "compiling kernels, once for this machine …"
+    patience = threading.Timer(PATIENCE, log.warning, [words])
     patience.daemon = True
     patience.start()
-    warm()
-    patience.cancel()
+    try:
+        _try_all(kernels, device)
+    finally:
+        patience.cancel()
     log.info("kernels for %s ready after %.1f s", kind, time.perf_counter() - start)
+
+
+def _try_all(kernels: Kernels, device: torch.device) -> None:
+    from ..segments import Segments
+
+    segments = Segments.cut({"a": (96, 64), "b": (64,)}, _Tenth(), whole=100)
+    size = segments.size
+    before, after = (torch.zeros(size + 1, device=device) for _ in range(2))
+    for dtype in (torch.float32, torch.bfloat16):
+        addend = torch.ones(size, dtype=dtype, device=device)
+        for kept in (before, None):
+            kernels.top_k(kept, addend, after, segments)
+            kernels.over_threshold(kept, addend, after, segments, 10, 0)
+    indices = kernels.random_k(segments, 0, device)
+    kernels.chosen(before, addend.float(), after, segments, indices)
+    taken = kernels.chosen(
+        None, addend, after, segments, kernels.block_random_k(segments, 0, device)
+    )
+    kernels.put_back(after, taken.indices, taken.values, segments)
+    kernels.add_up(
+        torch.ones_like(before[:size]), [(taken.indices, taken.values)] * 2, 0.5, segments
+    )
+    for width in (1, 2, 6):
+        kernels.unpack(kernels.pack(indices, width), indices.numel(), width)
+    kernels.find_flags(kernels.set_flags(indices, size), indices.numel() + 1)
+    kernels.digest(indices.view(torch.uint8), 0)
+    kernels.is_ascending(indices, size)
+    kernels.narrow(after, torch.empty_like(after, dtype=torch.bfloat16), 0)
+
+
+class _Tenth:
+    """One in ten, for a try."""
+
+    def entries(self, length: int) -> int:
+        return -(-length // 10)
+
+    room = entries
 
 
 @cache

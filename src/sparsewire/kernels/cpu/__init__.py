@@ -8,9 +8,6 @@ walked over again. Threads share out the tiles; nothing depends on their number.
 
 from __future__ import annotations
 
-import torch
-
-from ...segments import Segments
 from .coding import digest, find_flags, is_ascending, narrow, pack, set_flags, unpack
 from .draws import block_random_k, random_k
 from .sums import add_up, put_back
@@ -31,33 +28,4 @@ __all__ = [
     "set_flags",
     "top_k",
     "unpack",
-    "warm",
 ]
-
-
-class _Half:
-    """One of two."""
-
-    def entries(self, length: int) -> int:
-        return -(-length // 2)
-
-    room = entries
-
-
-def warm() -> None:
-    """Compile everything, or load it from numba's cache, so that no step waits for it."""
-    segments = Segments.cut({"a": (40,), "b": (2,)}, _Half(), whole=3)
-    cpu, size = torch.device("cpu"), segments.size
-    before, after = torch.zeros(size + 1), torch.zeros(size + 1)
-    for addend in (torch.ones(size), torch.ones(size, dtype=torch.bfloat16)):
-        top_k(before, addend, after, segments)
-        over_threshold(before, addend, after, segments, 10, 0)
-    indices = random_k(segments, 0, cpu)
-    taken = chosen(None, torch.ones(size), after, segments, block_random_k(segments, 0, cpu))
-    put_back(after, taken.indices, taken.values, segments)
-    add_up(torch.ones(size), [(taken.indices, taken.values)], 1.0, segments)
-    unpack(pack(indices, 6), indices.numel(), 6)
-    find_flags(set_flags(indices, size), indices.numel())
-    digest(indices.view(torch.uint8), 0)
-    narrow(after, torch.empty(size + 1, dtype=torch.bfloat16), 0)
-    is_ascending(indices, size)
