@@ -165,6 +165,8 @@ def test_stats_are_flat_numbers() -> None:
         "bytes_sent",
         "bytes_received",
         "dense_bytes",
+        "selected",
+        "aimed_at",
         "reduction",
         *(f"seconds_{stage}" for stage in STAGES),
         "memory_norm",
@@ -207,3 +209,25 @@ def test_report_with_norms_that_overflowed() -> None:
     report = Report.of("Scheme(TopK(0.01))", meter, 2, {}, layers=True)
     assert report.gradient_norm == math.inf
     assert "inf" in str(report)
+
+
+def test_threshold_stays_near_its_target_and_the_report_says_how_near() -> None:
+    """Layers of all sizes, heavy tails, memory carried on: the total stays within a fifth."""
+    shapes = {"large": (300, 1000), "middle": (100, 300), "small": (60, 50), "b": (64,)}
+    crew = Crew(sw.Threshold(0.01), 1, shapes)
+    meter, last, off = crew.meters[0], 0, []
+    for step in range(20):
+        crew.exchange(noise(1, crew.size, step))
+        off.append(int(meter.selected) - last - 3330)
+        last = int(meter.selected)
+    assert meter.aimed_at == 20 * 3330
+    assert max(map(abs, off)) < 0.2 * 3330
+    assert any(off)
+    report = Report.of("Threshold(0.01)", meter, 1, {}, layers=False)
+    assert report.selected == last
+
+
+def test_other_selectors_choose_what_they_are_to() -> None:
+    crew = Crew(sw.TopK(0.01), 2, {"w": (100, 300), "b": (64,)})
+    crew.exchange(noise(2, crew.size, 0))
+    assert crew.meters[0].selected == crew.meters[0].aimed_at == 300

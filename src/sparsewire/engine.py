@@ -139,6 +139,7 @@ class Exchange:
         with meter.stage("select"):
             taken = self._withdraw(gradient, before, after, call)
             meter.deposited[self.segments.spans] = taken.squares
+            self._count(taken, meter)
         waits = gradient.device.type != "cpu"  # to look at a number there
 
         if not (waits and self._has_met):
@@ -185,6 +186,15 @@ class Exchange:
     def _has_met(self) -> bool:
         """Whether the ranks have compared headers, so that they agree on scheme and sizes."""
         return False
+
+    def _count(self, taken: Taken, meter: Meter) -> None:
+        """Note how many coordinates were chosen; most selectors choose as many as they were to."""
+        aimed_at = sum(piece.count for piece in self.segments.pieces)
+        meter.aimed_at += aimed_at
+        if aimed_at == self.segments.room:
+            meter.selected = meter.selected + aimed_at
+        else:
+            meter.selected = meter.selected + (taken.indices < self.segments.size).sum()
 
     def context(self, call: Call) -> Context:
         """What the digests of all messages of this exchange are keyed with."""

@@ -27,6 +27,8 @@ class Meter:
     bytes_sent: int = 0
     bytes_received: int = 0
     values: int = 0  # gradient values that passed, for the comparison with dense
+    aimed_at: int = 0  # coordinates that selectors were to choose
+    selected: int | Tensor = 0  # and those they chose; on a GPU not known until asked for
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     deposited: dict[tuple[Span, ...], Tensor] = field(default_factory=dict)  # squares, last step
 

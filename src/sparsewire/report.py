@@ -25,6 +25,8 @@ class Report:
     bytes_sent: int
     bytes_received: int
     dense_bytes: int
+    selected: int
+    aimed_at: int
     seconds: Mapping[str, float]
     memory_norm: float
     gradient_norm: float
@@ -48,6 +50,8 @@ class Report:
             bytes_sent=meter.bytes_sent,
             bytes_received=meter.bytes_received,
             dense_bytes=dense_traffic(meter.values, world, 4),
+            selected=int(meter.selected),
+            aimed_at=meter.aimed_at,
             seconds=dict(meter.seconds),
             memory_norm=math.sqrt(sum(memory.values())),
             gradient_norm=math.sqrt(sum(gradient.values())),
@@ -67,6 +71,8 @@ class Report:
             "bytes_sent": self.bytes_sent,
             "bytes_received": self.bytes_received,
             "dense_bytes": self.dense_bytes,
+            "selected": self.selected,
+            "aimed_at": self.aimed_at,
             "reduction": self.reduction,
             **{f"seconds_{stage}": self.seconds[stage] for stage in STAGES},
             "memory_norm": self.memory_norm,
@@ -83,6 +89,8 @@ class Report:
             f"{human_bytes(self.bytes_received / steps)}",
             f"  against dense      {self.reduction:.1f}x less than float32, "
             f"{self.reduction / 2:.1f}x less than bfloat16",
+            f"  selected per step  {self.selected / steps:,.0f}, aimed at "
+            f"{self.aimed_at / steps:,.0f}",
             f"  milliseconds       {times}",
             f"  memory / gradient  {self.memory_norm:.3g} / {self.gradient_norm:.3g} (norms)",
         ]
