@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 
-.PHONY: demo test lint bench bench-wire bench-encode bench-share fuzz wheel clean help
+.PHONY: demo test lint bench-wire bench-encode bench-share fuzz wheel clean help
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -31,9 +31,6 @@ lint: $(DEV)  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-
-bench: $(STAMP)  ## what the stages of one exchange cost here, as multiples of a copy
-	$(BIN)/python benchmarks/exchange.py
 
 bench-wire: $(STAMP)  ## bits and coding time of a message, beside floors, peers and targets
 	$(BIN)/python benchmarks/wire.py

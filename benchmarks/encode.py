@@ -164,7 +164,8 @@ def repeats_for(size: int, device: torch.device, most: int) -> int:
 
 def measure(size: int, device: torch.device, repeats: int) -> dict[str, float]:
     """Copies per job at one size."""
-    gradients = noise(size + size // 8, device)
+    longest = max(cut(sw.TopK(0.01), name, size).size for name in CUTS)
+    gradients = noise(max(size, longest), device)
     source = gradients[0][:size]
     target = torch.empty_like(source)
     other, result = torch.zeros_like(source), torch.zeros_like(source)

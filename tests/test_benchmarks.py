@@ -2,23 +2,48 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
-def test_every_scheme_gets_a_figure() -> None:
-    script = ROOT / "benchmarks" / "exchange.py"
+def run(script: str, *options: str) -> str:
     done = subprocess.run(
-        [sys.executable, str(script), "--size", "2e4", "--repeats", "1"],
+        [sys.executable, str(BENCHMARKS / script), *options],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=100,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    rows = {line[:42].strip(): float(line[42:]) for line in done.stdout.splitlines()[2:]}
-    assert rows["copy"] == 1.0
-    assert {"Dense()", "TopK(0.01)", "RandomK(0.01)", "plain topk"} <= rows.keys()
+    return done.stdout
+
+
+def test_every_selector_gets_a_figure(tmp_path: Path) -> None:
+    text = run("encode.py", "--sizes", "2e4", "--repeats", "1", "--save", "--out", str(tmp_path))
+    content = json.loads((tmp_path / "encode-cpu.json").read_text())
+    found = content["copies"]["20000"]
+    for name in ("global", "ResNet-18", "transformer"):
+        for row in (
+            "TopK(0.01)",
+            "Threshold(0.01)",
+            "RandomK(0.01)",
+            "BlockRandomK(0.01)",
+            "plain",
+        ):
+            assert found[f"{row} {name}"] > 0
+    assert "whole exchange" in text
+    assert (tmp_path / "encode-cpu.png").stat().st_size > 1000
+    assert (tmp_path / "encode-cpu.txt").read_text().splitlines()[1:] == text.splitlines()[1:]
+
+
+@pytest.mark.slow  # compiles nothing, but trains for a few steps
+def test_the_wire_is_measured() -> None:
+    text = run("wire.py", "--size", "1e5", "--repeats", "1")
+    assert text.count("PASS") + text.count("FAIL") == 9
+    assert "PASS  indices at 1 %" in text
