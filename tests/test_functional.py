@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -208,3 +210,44 @@ def test_workers_with_different_schemes_are_refused() -> None:
 
 def test_no_parameters_at_all() -> None:
     assert sw.simulate([{}], [sw.init("TopK(0.1)", {})])[0] == {}
+
+
+def test_memory_that_was_replaced_is_used_and_checked() -> None:
+    """Also where only an entry of the dictionary is another tensor."""
+    gradients = {"w": torch.randn(20, 20, generator=torch.Generator().manual_seed(0))}
+    _, state = sw.exchange(gradients, sw.init("TopK(0.1)", gradients), sw.Alone())
+    expected, _ = sw.exchange(
+        gradients, replace(state, memory={"w": {"residual": torch.ones(20, 20)}}), sw.Alone()
+    )
+    state.memory["w"]["residual"] = torch.ones(20, 20)
+    found, _ = sw.exchange(gradients, state, sw.Alone())
+    assert torch.equal(found["w"], expected["w"])
+    state.memory["w"]["residual"] = torch.full((20, 20), float("nan"))
+    with pytest.raises(sw.StateError, match="NaN"):
+        sw.exchange(gradients, state, sw.Alone())
+
+
+@pytest.mark.parametrize("scheme", ["TopK(0.01)", "Threshold(0.01)", "RandomK(0.01)"])
+def test_descendants_of_one_state_may_run_in_several_threads(scheme: str) -> None:
+    start = sw.init(scheme, {"w": torch.zeros(300, 300)})
+
+    def walk(seed: int) -> torch.Tensor:
+        state, generator = start, torch.Generator().manual_seed(seed)
+        for _ in range(15):
+            gradients = {"w": torch.randn(300, 300, generator=generator)}
+            mean, state = sw.exchange(gradients, state, sw.Alone())
+        return mean["w"]
+
+    alone = [walk(seed) for seed in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        together = list(pool.map(walk, range(3)))
+    assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
+
+
+def test_states_can_be_copied_and_pickled() -> None:
+    gradients = {"w": torch.randn(20, 20, generator=torch.Generator().manual_seed(0))}
+    _, state = sw.exchange(gradients, sw.init("TopK(0.1)", gradients), sw.Alone())
+    expected, _ = sw.exchange(gradients, state, sw.Alone())
+    for copied in (copy.deepcopy(state), pickle.loads(pickle.dumps(state))):
+        found, _ = sw.exchange(gradients, copied, sw.Alone())
+        assert torch.equal(found["w"], expected["w"])

@@ -125,7 +125,7 @@ def test_bytes_of_a_message(codec: ValueCodec, scope: object) -> None:
     if codec == sw.OneBit("column"):
         centres = 7 + 2 * 4  # none for the bias, which travels whole
     if isinstance(codec, sw.QSGD):
-        centres = math.ceil(segments.room / codec.bucket)
+        centres = sum(math.ceil(piece.room / codec.bucket) for piece in segments.pieces)
     expected = 4 * centres + math.ceil(segments.room / 8) * bits_of(codec) + 2 * segments.whole_size
     assert codec.nbytes(segments) == codec.encode(values, place).numel() == expected
     assert not codec.linear

@@ -18,7 +18,7 @@ from . import kernels
 from .collectives import Gather, Request
 from .desk import Call, Desk
 from .kernels import Taken
-from .kernels.counter import fold
+from .kernels.counter import fold, name_key
 from .memory import LEDGER
 from .message import (
     DIGEST_BYTES,
@@ -177,10 +177,13 @@ class Exchange:
     def _narrow(self, wide: Mapping[str, Tensor], kept: Mapping[str, Tensor], call: Call) -> None:
         """Round what was widened, at random: right on average."""
         draw = Draw(self.scheme.seed, call.step, call.rank)
-        for number, (name, tensor) in enumerate(kept.items()):
-            if tensor is not wide[name]:
-                key = fold(draw.key(shared=False), call.bucket, number)
-                kernels.on(tensor.device).narrow(wide[name], tensor, key)
+        for field, tensor in kept.items():
+            if tensor is wide[field]:
+                continue
+            key = fold(draw.key(shared=False), name_key(field))
+            for span, view in self.segments.views(tensor):  # wherever it lies: DDP moves it
+                source = wide[field][span.start : span.stop]
+                kernels.on(view.device).narrow(source, view, fold(key, name_key(span.name)))
 
     @cached_property
     def _has_met(self) -> bool:

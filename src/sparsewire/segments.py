@@ -7,8 +7,9 @@ of a fixed length are three ways to cut, so that one kernel serves them all.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal, Protocol
@@ -209,10 +210,23 @@ class Segments:
     def _tiles(self) -> dict[tuple[torch.device, int], TileTable]:
         return {}
 
-    @cached_property
+    @property
     def scratch(self) -> dict[object, Any]:
-        """Where kernels keep buffers and guesses from step to step; losing them changes nothing."""
-        return {}
+        """Where kernels keep buffers and guesses from step to step, every thread its own; losing
+        them changes nothing."""
+        threads = self._threads
+        if not hasattr(threads, "scratch"):
+            threads.scratch = {}
+        mine: dict[object, Any] = threads.scratch
+        return mine
+
+    @cached_property
+    def _threads(self) -> threading.local:
+        return threading.local()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is kept from step to step."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def views(self, flat: Tensor) -> Iterable[tuple[Span, Tensor]]:
         """The flat gradient parameter by parameter."""

@@ -27,6 +27,18 @@ GRID = [
     for (selector, collectives), scope in itertools.product(SELECTORS.items(), SCOPES)
     for collective in collectives or ("",)
 ]
+# what depends on chance or on neighbours must not depend on how DDP cuts its buckets
+GRID += [
+    f"Scheme({selector}(0.05), {part}, scope={scope})"
+    for selector in ("TopK", "Threshold")
+    for part in (
+        "values=QSGD()",
+        "values=TwoBit()",
+        "values=OneBit('column')",
+        "memory=ErrorFeedback('bfloat16')",
+    )
+    for scope in ("'layer'", "500")
+]
 
 
 @pytest.mark.parametrize("scheme", GRID)

@@ -25,6 +25,10 @@ RESUMED = [
     "Scheme(TopK(0.05), scope='global', values=BFloat16())",
     "Scheme(RandomK(0.05), scope=300, values=Float16())",
     "Scheme(TopK(0.05), memory=MomentumCorrection(0.9, nesterov=True))",
+    "Scheme(TopK(0.05), values=QSGD())",
+    "Scheme(Threshold(0.05), values=OneBit('column'))",
+    "Scheme(TopK(0.05), memory=ErrorFeedback('bfloat16'))",
+    "Scheme(RandomK(0.05), scope='global', memory=MomentumCorrection(dtype='bfloat16'))",
     "Warmup(TopK(0.05), steps=7, ease=True)",
     "Warmup(Scheme(TopK(0.05), scope='global'), steps=7)",
 ]

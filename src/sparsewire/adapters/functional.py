@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from .. import kernels
 from ..desk import Call
 from ..engine import Exchange, Outcome, Run
 from ..errors import NonFiniteError, StateError
@@ -39,6 +40,8 @@ class State:
 def init(scheme: AnyScheme | Selector | str, parameters: Mapping[str, Tensor]) -> State:
     """The state before the first step."""
     chosen = as_scheme(scheme)
+    for kind in {p.device.type for p in parameters.values()}:
+        kernels.prepare(kind)
     memory = {
         name: {
             kind: torch.zeros(
@@ -87,9 +90,20 @@ class _Drawer:
     """What a rank need not work out anew at every step; losing it changes nothing."""
 
     exchanges: dict[object, Exchange] = field(default_factory=dict)
-    memory: Remembered | None = None  # what lies flat in `fields`
-    spans: tuple[Span, ...] = ()
-    fields: dict[str, Tensor] = field(default_factory=dict)
+    spans: tuple[Span, ...] | None = None
+    fields: dict[str, Tensor] = field(default_factory=dict)  # the memory, flat
+
+    def holds(self, memory: Remembered) -> bool:
+        """Whether the memory's tensors are still views of `fields`, not others in their place."""
+        return all(
+            kept.dtype == flat.dtype
+            and kept.shape == span.shape
+            and kept.data_ptr() == flat[span.start : span.stop].data_ptr()
+            for name, flat in self.fields.items()
+            for span in self.spans or ()
+            for kept in [memory[span.name][name]]
+            if span.length
+        )
 
 
 class _Job:
@@ -128,7 +142,7 @@ class _Job:
         """The memory in flat tensors: those of the last step, or filled anew."""
         state, segments = self._state, self._exchange.segments
         drawer, fields = state._drawer, state.scheme.memory.fields
-        if drawer.memory is state.memory and drawer.spans == segments.spans:
+        if drawer.spans == segments.spans and drawer.holds(state.memory):
             return drawer.fields
         Ledger(fields, shapes).check(state.memory)
         flat = {f: torch.zeros(segments.size + 1, dtype=dtype, device=device) for f in fields}
@@ -163,7 +177,7 @@ class _Job:
         for name, tensor in kept.items():
             for span, view in segments.views(tensor):
                 memory[span.name][name] = view.view(span.shape)
-        drawer = _Drawer(state._drawer.exchanges, memory, segments.spans, kept)
+        drawer = _Drawer(state._drawer.exchanges, segments.spans, kept)
         ordered = {name: mean[name] for name in self._gradients}
         return ordered, replace(state, step=state.step + 1, memory=memory, _drawer=drawer)
 

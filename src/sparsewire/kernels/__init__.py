@@ -130,7 +130,7 @@ class Kernels(Protocol):
 
 def on(device: torch.device) -> Kernels:
     """The kernels for tensors on a device: the fastest at hand."""
-    if os.environ.get(SWITCH) == "reference":
+    if os.environ.get(SWITCH, "").lower() == "reference":
         return _module("reference")
     return _fastest(device.type)
 

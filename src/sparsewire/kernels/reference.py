@@ -83,6 +83,7 @@ def _inspect(addend: Tensor, ledger: Tensor, segments: Segments) -> tuple[Tensor
     if not spans:
         return squares, torch.tensor(-1, device=ledger.device)
     numbers = torch.tensor([n for n, span in enumerate(segments.spans) if span.length])
+    addend = addend.to(torch.promote_types(addend.dtype, torch.float32))
     norms = torch._foreach_norm([addend[span.start : span.stop] for span in spans])
     squares[numbers.to(ledger.device)] = torch.stack(norms).double().square()
     sums = torch._foreach_norm([ledger[span.start : span.stop] for span in spans], math.inf)
@@ -216,8 +217,8 @@ def _add(flat: Tensor, indices: Tensor, values: Tensor, segments: Segments) -> N
     """Indices are unique but for "nowhere", where nothing is added: the order is no matter."""
     count, size = indices.numel(), flat.numel()
     if count:
-        inside = values[:count].masked_fill(indices >= size, 0)
-        flat.index_add_(0, indices.clamp(max=size - 1), inside)
+        inside = indices < size
+        flat.index_add_(0, indices[inside], values[:count][inside])
     at = count
     for start, stop in segments.whole_runs:
         flat[start:stop] += values[at : at + stop - start]

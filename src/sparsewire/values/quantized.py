@@ -16,7 +16,7 @@ from torch import Tensor
 from .. import kernels
 from ..errors import SchemeError
 from ..kernels import bits as packing
-from ..kernels.counter import below, mix, stream
+from ..kernels.counter import mix, stream
 from ..segments import Segments, Span
 from .base import Place, ValueCodec, from_bytes, to_bytes
 
@@ -263,9 +263,9 @@ class KBit(_Steps):
 class QSGD(_Quantized):
     """`bits` bits per value: a sign and a share of the norm of its bucket, rounded at random.
 
-    With s = 2^(bits−1) − 1, the level is s·|x|/‖x‖ of every `bucket` values in turn, rounded up
-    with the probability of its fraction: what arrives is right on average. The error is at most
-    bucket/s² of the values' square, so that error feedback needs a bucket smaller than s².
+    With s = 2^(bits−1) − 1, the level is s·|x|/‖x‖ of every `bucket` values of a piece in turn,
+    rounded up with the probability of its fraction: what arrives is right on average. The error is
+    at most bucket/s² of the values' square: error feedback needs a bucket smaller than s².
 
     Reference: Alistarh et al. 2017.
     """
@@ -283,26 +283,40 @@ class QSGD(_Quantized):
         return self.bits
 
     def centres(self, segments: Segments) -> int:
-        return -(-segments.room // self.bucket)
+        return sum(-(-piece.room // self.bucket) for piece in segments.pieces)
 
-    def _owner(self, place: Place) -> Tensor:
-        return torch.arange(place.indices.numel(), device=place.indices.device) // self.bucket
+    def _owner(self, place: Place, piece: Tensor, counts: Tensor) -> Tensor:
+        """The number of the bucket that each selected value belongs to."""
+        rooms = place.segments.table(piece.device).rooms
+        buckets = (rooms + (self.bucket - 1)) // self.bucket
+        first = (torch.cumsum(buckets, 0) - buckets).index_select(0, piece)
+        begin = (torch.cumsum(counts, 0) - counts).index_select(0, piece)
+        number = torch.arange(piece.numel(), device=piece.device) - begin
+        # "nowhere" may go beyond the last bucket, and adds nothing there
+        return (first + number // self.bucket).clamp_(0, self.centres(place.segments) - 1)
 
     def quantize(self, values: Tensor, place: Place) -> tuple[Tensor, Tensor]:
-        owner, levels = self._owner(place), (1 << (self.bits - 1)) - 1
+        counts = _counts(place)
+        piece = _pieces(place, counts)
+        owner, levels = self._owner(place, piece, counts), (1 << (self.bits - 1)) - 1
         squares = torch.zeros(
             self.centres(place.segments), dtype=torch.float64, device=values.device
         )
         squares.index_add_(0, owner, values.double().square())
         norms = squares.sqrt().clamp(max=_MOST).float()
         level = (values.abs() / norms.index_select(0, owner) * levels).nan_to_num(0, levels, 0)
-        chance = below(mix(stream(place.indices, place.key)), torch.tensor(1 << 24)) / (1 << 24)
+        # by name and place in the piece, wherever that lies in the message: DDP moves it
+        table = place.segments.table(piece.device)
+        dice = stream(table.keys, place.key).index_select(0, piece)
+        inside = place.indices - table.starts.index_select(0, piece)
+        chance = (mix(dice + inside) & ((1 << 24) - 1)) / (1 << 24)
         number = (level + chance).floor().clamp(max=levels).long()
         return norms, number * 2 + (values < 0)
 
     def restore(self, centres: Tensor, codes: Tensor, place: Place) -> Tensor:
         levels = (1 << (self.bits - 1)) - 1
-        own = centres.index_select(0, self._owner(place))
+        counts = _counts(place)
+        own = centres.index_select(0, self._owner(place, _pieces(place, counts), counts))
         # a share of the norm first, lest the product overflow; tensor by tensor, since dividing
         # by a number gives other bits on a GPU than on a CPU
         share = (codes >> 1) / torch.full_like(codes, levels)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
@@ -25,12 +28,28 @@ _MUL1 = np.uint64(0xBF58476D1CE4E5B9)
 _MUL2 = np.uint64(0x94D049BB133111EB)
 
 
-def jit(function: Function) -> Function:
-    """Compile a loop when it is first called, and keep the result on disk where that is possible.
+def _forget_other_versions() -> None:
+    """Throw away what was compiled from other files than these.
 
-    The copy on disk knows only the file of the loop itself: after a change to a loop that others
-    call, delete `__pycache__`.
+    numba looks at the file that a loop is written in, and not at those that it calls.
     """
+    here = Path(__file__).parent
+    stamp = here / "__pycache__" / "sources"
+    now = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(here.glob("*.py"))))
+    with contextlib.suppress(OSError):  # a read-only place has nothing of ours
+        if stamp.exists() and stamp.read_text() == now.hexdigest():
+            return
+        for path in (here / "__pycache__").glob("*.nb[ic]"):
+            path.unlink()
+        stamp.parent.mkdir(exist_ok=True)
+        stamp.write_text(now.hexdigest())
+
+
+_forget_other_versions()
+
+
+def jit(function: Function) -> Function:
+    """Compile a loop when it is first called, and keep the result on disk where possible."""
     try:
         return cast(Function, numba.njit(nogil=True, cache=True)(function))
     except RuntimeError:  # no folder that can be written to
