@@ -7,9 +7,17 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from sparsewire import kernels
+
 from .cluster import Cluster
 
 torch.set_num_threads(1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile the kernels once, before many processes would do it at the same time."""
+    if not hasattr(config, "workerinput"):
+        kernels.prepare("cpu")
 
 
 class _Keeper:

@@ -43,7 +43,8 @@ def small_tiles(cuda: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several tiles and groups even in small pieces."""
     monkeypatch.setattr("sparsewire.kernels.cuda.plan.TILE", 128)
     monkeypatch.setattr("sparsewire.kernels.cuda.plan.GROUP", 2)
-    monkeypatch.setattr(cuda, "LANES", 16)
+    for module in ("withdraw", "sums"):
+        monkeypatch.setattr(f"sparsewire.kernels.cuda.{module}.LANES", 16)
 
 
 @pytest.mark.slow  # an interpreter runs every program of every launch
@@ -169,7 +170,7 @@ def test_sums_agree_in_the_interpreter(cuda: Kernels) -> None:
 def test_more_messages_than_one_launch_takes(
     cuda: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda, "_MESSAGES", 2)
+    monkeypatch.setattr("sparsewire.kernels.cuda.sums._MESSAGES", 2)
     segments = agree.layouts(100)["layers, whole between"]
     sent = agree.messages(segments, 5)
     ours = torch.empty(segments.size)
@@ -232,8 +233,11 @@ def test_threshold_says_how_many_it_found(cuda: Kernels) -> None:
 
 
 @anywhere
-def test_coordinates_beyond_31_bits(cuda: ModuleType) -> None:
+@pytest.mark.usefixtures("cuda")
+def test_coordinates_beyond_31_bits() -> None:
     """One tile of a gradient of which no other page is ever touched."""
+    from sparsewire.kernels.cuda.deposit import deposit
+    from sparsewire.kernels.cuda.launch import run
     from sparsewire.kernels.cuda.plan import STATE, TILE
 
     start = (2**31 // TILE + 1) * TILE
@@ -252,8 +256,8 @@ def test_coordinates_beyond_31_bits(cuda: ModuleType) -> None:
     state[0] = torch.tensor([2.0]).view(torch.int32).item()
     listed = table(*[0] * 400, dtype=torch.int32)
     parts = table(0, 0, dtype=torch.int32)
-    cuda.run(
-        cuda.deposit,
+    run(
+        deposit,
         (1,),
         before,
         addend,

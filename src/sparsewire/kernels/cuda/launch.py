@@ -68,4 +68,4 @@ def _unwrap(args: tuple[Any, ...], plain: list[Any], key: list[Any]) -> None:
             plain.append(tuple(inner))
         else:
             plain.append(arg)
-            key.append(-_BIG <= arg < _BIG)
+            key.append((-_BIG <= arg < _BIG, arg % 16 == 0, arg == 1))

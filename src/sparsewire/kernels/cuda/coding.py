@@ -1,0 +1,115 @@
+"""Packed integers, flags, digests, rounding; `..bits` says what the bytes mean."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..bits import packed_bytes
+from ..counter import mix_int, signed
+from .deposit import round_at_random
+from .launch import run
+from .plan import BLOCK, TILE
+from .wire import (
+    check_ascending,
+    count_flags,
+    digest_block,
+    digest_end,
+    pack_digits,
+    place_flags,
+    raise_flags,
+    unpack_digits,
+)
+
+
+def narrow(wide: Tensor, narrow: Tensor, key: int) -> None:
+    count = wide.numel()
+    if count:
+        words = narrow.view(torch.int16)
+        run(round_at_random, (-(-count // TILE),), wide, words, count, signed(key), BLOCK=TILE)
+
+
+def pack(values: Tensor, width: int) -> Tensor:
+    count = values.numel()
+    out = values.new_empty(packed_bytes(count, width), dtype=torch.uint8)
+    if out.numel():
+        groups = -(-count // 8)
+        grid = (-(-groups // 256), -(-width // 8))
+        run(pack_digits, grid, values.contiguous(), out, count, groups, width, BLOCK=256)
+    return out
+
+
+def unpack(data: Tensor, count: int, width: int) -> Tensor:
+    out = data.new_empty(count, dtype=torch.int64)
+    if count:
+        groups = -(-count // 8)
+        run(
+            unpack_digits,
+            (-(-groups // 256),),
+            data.contiguous(),
+            out,
+            count,
+            groups,
+            width,
+            data.numel(),
+            BLOCK=256,
+        )
+    return out
+
+
+def set_flags(positions: Tensor, count: int) -> Tensor:
+    size = packed_bytes(count, 1)
+    words = torch.zeros(-(-size // 4), dtype=torch.int32, device=positions.device)
+    many = positions.numel()
+    if many and size:
+        run(
+            raise_flags,
+            (-(-many // BLOCK),),
+            positions.contiguous(),
+            words,
+            many,
+            8 * size,
+            BLOCK=BLOCK,
+        )
+    return words.view(torch.uint8)[:size]
+
+
+def find_flags(data: Tensor, count: int) -> Tensor:
+    length = data.numel()
+    if not length or not count:
+        return torch.full((count,), 8 * length, dtype=torch.int64, device=data.device)
+    out = data.new_empty(count, dtype=torch.int64)
+    data = data.contiguous()
+    blocks = -(-length // 2048)
+    counts = data.new_empty(blocks, dtype=torch.int64)
+    run(count_flags, (blocks,), data, counts, length, BLOCK=2048)
+    run(place_flags, (blocks,), data, counts, out, length, count, blocks, BLOCK=2048, num_warps=8)
+    return out
+
+
+def digest(data: Tensor, key: int) -> Tensor:
+    words = data.view(torch.int64)
+    count = words.numel()
+    blocks = -(-count // BLOCK)
+    sums = words.new_empty(blocks + 1)
+    out = words.new_empty(())
+    if count:
+        run(digest_block, (blocks,), words, sums, count, BLOCK=BLOCK)
+    run(digest_end, (1,), sums, out, signed(mix_int(key)), blocks)
+    return out
+
+
+def is_ascending(indices: Tensor, size: int) -> Tensor:
+    out = torch.ones((), dtype=torch.bool, device=indices.device)
+    count = indices.numel()
+    if count:
+        run(
+            check_ascending,
+            (-(-count // BLOCK),),
+            indices.contiguous(),
+            out.view(torch.uint8),
+            count,
+            size,
+            BLOCK=BLOCK,
+        )
+    return out

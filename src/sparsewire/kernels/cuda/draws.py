@@ -1,0 +1,65 @@
+"""Random coordinates, drawn in a time that grows with their number."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..counter import signed
+from .draw import count_drawn, draw_rest, draw_round, write_drawn, write_runs
+from .launch import run
+from .plan import BLOCK, plan_of
+
+if TYPE_CHECKING:
+    from ...segments import Segments
+
+_ROUNDS = 3  # of draws that run in parallel
+
+
+def random_k(segments: Segments, key: int, device: torch.device) -> Tensor:
+    if not segments.pieces:
+        return torch.empty(0, dtype=torch.int64, device=device)
+    plan = plan_of(segments, device)
+    pieces, groups = len(plan.pieces), len(plan.groups)
+    indices = torch.empty(plan.entries, dtype=torch.int64, device=device)
+    blank = torch.zeros(_ROUNDS * pieces + -(-plan.size // 64), dtype=torch.int64, device=device)
+    found, bitmap = blank, blank[_ROUNDS * pieces :].view(torch.int32)
+    key = signed(key)
+    for number in range(_ROUNDS):
+        run(
+            draw_round,
+            (len(plan.draws),),
+            bitmap,
+            found,
+            plan.pieces,
+            plan.draws,
+            key,
+            pieces,
+            ROUND=number,
+            BLOCK=BLOCK,
+        )
+    run(draw_rest, (pieces,), bitmap, found, plan.pieces, key, pieces, ROUND=_ROUNDS, BLOCK=BLOCK)
+    tables = (plan.tiles, plan.groups, plan.pieces, plan.group_counts)
+    run(count_drawn, (groups,), bitmap, *tables, TILE=plan.tile, GROUP=plan.group)
+    run(
+        write_drawn,
+        (groups,),
+        bitmap,
+        *tables,
+        indices,
+        plan.entries,
+        TILE=plan.tile,
+        GROUP=plan.group,
+    )
+    return indices
+
+
+def block_random_k(segments: Segments, key: int, device: torch.device) -> Tensor:
+    if not segments.pieces:
+        return torch.empty(0, dtype=torch.int64, device=device)
+    plan = plan_of(segments, device)
+    indices = torch.empty(plan.entries, dtype=torch.int64, device=device)
+    run(write_runs, (len(plan.draws),), plan.pieces, plan.draws, indices, signed(key), BLOCK=BLOCK)
+    return indices

@@ -1,0 +1,297 @@
+"""Withdrawals: which launches, in which order, on which tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .. import Taken, reference
+from ..counter import mix_int, signed
+from .deposit import deposit, gather
+from .launch import Arguments, again, run
+from .plan import BLOCK, CHUNK, LANES, STATE, Plan, plan_of, sample_tables
+from .rank import count_over, deposit_again, rank, rank_sampled, withdraw
+
+if TYPE_CHECKING:
+    from ...segments import Segments
+
+_ADDENDS = (torch.float32, torch.bfloat16, torch.float16)
+_BY_LIST = (8, 8, 7)  # bits of what a magnitude has over the floor, digit by digit
+_BY_ALL = (8, 8, 8, 7)  # and of a whole magnitude
+_WARPS = 8
+_LISTING = {"num_warps": 4, "maxnreg": 128}  # enough for whole tiles; the others may spill
+
+
+def top_k(before: Tensor | None, addend: Tensor, after: Tensor, segments: Segments) -> Taken:
+    if not _is_ours(before, addend, after, segments):
+        return reference.top_k(before, addend, after, segments)
+    plan = plan_of(segments, after.device)
+    return _ranked(before, addend, after, plan, plan.entries, is_sampled=False)
+
+
+def over_threshold(
+    before: Tensor | None,
+    addend: Tensor,
+    after: Tensor,
+    segments: Segments,
+    sample: int,
+    key: int,
+) -> Taken:
+    if not _is_ours(before, addend, after, segments):
+        return reference.over_threshold(before, addend, after, segments, sample, key)
+    plan = plan_of(segments, after.device)
+    if segments.pieces:
+        _find_thresholds(before, addend, after, plan, *sample_tables(segments, plan, sample), key)
+    return _ranked(before, addend, after, plan, plan.room, is_sampled=True)
+
+
+def _find_thresholds(
+    before: Tensor | None,
+    addend: Tensor,
+    after: Tensor,
+    plan: Plan,
+    samples: Tensor,
+    blocks: Tensor,
+    key: int,
+) -> None:
+    """They become the floors of the pieces."""
+    given = Arguments(
+        after if before is None else before,
+        addend,
+        plan.pieces,
+        samples,
+        blocks,
+        signed(mix_int(key)),
+        plan.state,
+        plan.histograms,
+    )
+    shift = sum(_BY_ALL)
+    for number, bits in enumerate(_BY_ALL):
+        shift -= bits
+        again(
+            rank_sampled,
+            (len(blocks),),
+            given,
+            HAS_BEFORE=before is not None,
+            FIRST=number == 0,
+            SHIFT=shift,
+            BITS=bits,
+            STATE=STATE,
+            BLOCK=BLOCK,
+        )
+
+
+def chosen(
+    before: Tensor | None, addend: Tensor, after: Tensor, segments: Segments, indices: Tensor
+) -> Taken:
+    if not _is_ours(before, addend, after, segments):
+        return reference.chosen(before, addend, after, segments, indices)
+    plan = plan_of(segments, after.device)
+    return _taken_at(before, addend, after, plan, indices.contiguous())
+
+
+def _is_ours(before: Tensor | None, addend: Tensor, after: Tensor, segments: Segments) -> bool:
+    return (
+        0 < segments.size < 1 << 32  # what a list of 32-bit places can tell apart
+        and after.dtype == torch.float32
+        and (before is None or before.dtype == torch.float32)
+        and addend.dtype in _ADDENDS
+        and addend.is_contiguous()
+    )
+
+
+def _deposited(
+    before: Tensor | None, addend: Tensor, after: Tensor, plan: Plan, entries: int, lists: bool
+) -> Taken:
+    """What is known after the first pass: room for the entries, and the whole pieces' values."""
+    new = after.new_empty
+    taken = Taken(
+        new(entries, dtype=torch.int64),
+        new(entries + plan.whole_size),
+        new(plan.span_count, dtype=torch.float64),
+        new((), dtype=torch.int64),
+    )
+    run(
+        deposit,
+        (len(plan.tiles),),
+        after if before is None else before,
+        addend,
+        after,
+        taken.values,
+        plan.tiles,
+        plan.state,
+        plan.listed,
+        plan.parts,
+        plan.cursor,
+        plan.squares,
+        plan.unsound,
+        entries,
+        plan.capacity,
+        plan.capacity,
+        HAS_BEFORE=before is not None,
+        LISTS=lists,
+        TILE=plan.tile,
+        STATE=STATE,
+        **(_LISTING if lists else {"num_warps": _WARPS}),
+    )
+    return taken
+
+
+def _taken_at(
+    before: Tensor | None, addend: Tensor, after: Tensor, plan: Plan, indices: Tensor
+) -> Taken:
+    count = indices.numel()
+    taken = _deposited(before, addend, after, plan, count, lists=False)
+    blocks = -(-count // BLOCK)
+    run(
+        gather,
+        (blocks + plan.span_count + 1,),
+        after,
+        indices,
+        taken.values,
+        count,
+        plan.size,
+        blocks,
+        plan.spans,
+        plan.squares,
+        plan.unsound,
+        taken.squares,
+        taken.unsound,
+        plan.span_count,
+        BLOCK=BLOCK,
+    )
+    return Taken(indices, taken.values, taken.squares, taken.unsound)
+
+
+def _ranked(
+    before: Tensor | None,
+    addend: Tensor,
+    after: Tensor,
+    plan: Plan,
+    entries: int,
+    is_sampled: bool,
+) -> Taken:
+    """Withdraw by rank; see rank.py."""
+    groups, pieces = len(plan.groups), len(plan.pieces)
+    if not pieces:
+        nothing = torch.empty(0, dtype=torch.int64, device=after.device)
+        return _taken_at(before, addend, after, plan, nothing)
+    taken = _deposited(before, addend, after, plan, entries, lists=True)
+    held = after if before is None else before
+    sizes = {
+        "TILE": plan.tile,
+        "GROUP": plan.group,
+        "LANES": LANES,
+        "CHUNK": min(CHUNK, plan.tile),
+        "STATE": STATE,
+    }
+
+    given = Arguments(
+        held,
+        addend,
+        after,
+        plan.listed,
+        plan.capacity,
+        plan.parts,
+        plan.tiles,
+        plan.groups,
+        plan.pieces,
+        plan.state,
+        plan.histograms,
+        groups,
+        plan.spans,
+        plan.squares,
+        plan.unsound,
+        taken.squares,
+        taken.unsound,
+        plan.span_count,
+    )
+
+    def rank_digits(attempt: int, by_list: int, by_all: int) -> None:
+        """One round; digits are numbered from the top, and there may be none."""
+        is_inspecting = attempt == 0 and by_list == 0
+        again(
+            rank,
+            (groups + (plan.span_count + 1 if is_inspecting else 0),),
+            given,
+            HAS_BEFORE=before is not None,
+            SAMPLED=is_sampled,
+            TRY=attempt,
+            FIRST=by_list == 0,
+            SHIFT=sum(_BY_LIST[by_list + 1 :]) if by_list < 3 else 0,
+            BITS=_BY_LIST[by_list] if by_list < 3 else 0,
+            ALL_FIRST=by_all == 0,
+            ALL_SHIFT=sum(_BY_ALL[by_all + 1 :]) if by_all >= 0 else 0,
+            ALL_BITS=_BY_ALL[by_all] if by_all >= 0 else 0,
+            **sizes,
+            num_warps=_WARPS,
+        )
+
+    for digit in range(3):
+        rank_digits(0, digit, -1)
+    run(
+        deposit_again,
+        (groups,),
+        held,
+        addend,
+        after,
+        plan.tiles,
+        plan.groups,
+        plan.state,
+        plan.listed,
+        plan.parts,
+        plan.second_cursor,
+        plan.squares,
+        plan.unsound,
+        plan.capacity,
+        HAS_BEFORE=before is not None,
+        TILE=plan.tile,
+        STATE=STATE,
+        num_warps=_WARPS,
+    )
+    for digit in range(5):
+        rank_digits(1, digit, digit - 1)
+    run(
+        count_over,
+        (groups,),
+        after,
+        plan.listed,
+        plan.capacity,
+        plan.parts,
+        plan.tiles,
+        plan.groups,
+        plan.state,
+        plan.tile_counts,
+        plan.group_counts,
+        groups,
+        **sizes,
+        num_warps=_WARPS,
+    )
+    run(
+        withdraw,
+        (groups,),
+        after,
+        plan.listed,
+        plan.capacity,
+        plan.parts,
+        plan.cursor,
+        plan.tiles,
+        plan.groups,
+        plan.pieces,
+        plan.state,
+        plan.tile_counts,
+        plan.group_counts,
+        taken.indices,
+        taken.values,
+        plan.achieved,
+        plan.size,
+        entries,
+        groups,
+        pieces,
+        SAMPLED=is_sampled,
+        **sizes,
+        num_warps=_WARPS,
+    )
+    return taken
