@@ -106,10 +106,10 @@ def _counts(place: Place) -> Tensor:
     "Nowhere" counts with the last piece. Of damaged indices the counts are of no use, and no harm.
     """
     starts = place.segments.table(place.indices.device).starts
-    edges = torch.searchsorted(place.indices, starts).cummax(0).values
-    return torch.diff(
-        edges, prepend=edges.new_zeros(1), append=edges.new_full((1,), place.indices.numel())
-    )[1:]
+    edges = torch.searchsorted(place.indices, starts)
+    edges[0] = 0
+    end = edges.new_full((1,), place.indices.numel())
+    return torch.diff(edges.cummax(0).values, append=end)
 
 
 def _pieces(place: Place, counts: Tensor) -> Tensor:
