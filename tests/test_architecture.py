@@ -33,6 +33,7 @@ LEVELS = {
     "groups": 7,
     "explanation": 7,
     "adapters": 8,
+    "bench": 9,
     "tasks": 8,
     "": 9,  # the package itself
     "cli": 10,
@@ -158,7 +159,7 @@ def test_core_looks_as_the_design_says() -> None:
     assert arrows <= found
 
 
-@pytest.mark.parametrize("path", outside("groups", "adapters", "cli"), ids=short)
+@pytest.mark.parametrize("path", outside("groups", "adapters", "bench", "cli"), ids=short)
 def test_process_groups_only_at_the_edge(path: Path) -> None:
     assert not mentions(
         path, "torch.distributed", "torch._C._distributed_c10d", "torch.nn.parallel"
@@ -179,7 +180,7 @@ def test_compilers_are_imported_only_in_their_own_folders(path: Path) -> None:
             assert short(path).startswith(("kernels/cpu/", "kernels/cuda/"))
 
 
-@pytest.mark.parametrize("path", outside("cli"), ids=short)
+@pytest.mark.parametrize("path", outside("bench", "cli"), ids=short)
 def test_packages_for_people_only_in_the_command_line(path: Path) -> None:
     assert not mentions(path, "rich", "tyro", "matplotlib")
 

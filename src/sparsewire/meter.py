@@ -31,6 +31,7 @@ class Meter:
     selected: int | Tensor = 0  # and those they chose; on a GPU not known until asked for
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     deposited: dict[tuple[Span, ...], Tensor] = field(default_factory=dict)  # squares, last step
+    trace: list[tuple[str, float, float]] | None = None  # stage, from, to; kept if somebody asks
 
     @property
     def gradient_squares(self) -> dict[str, float]:
@@ -47,7 +48,10 @@ class Meter:
         start = time.perf_counter()
         with torch.profiler.record_function(f"sparsewire::{name}"):
             yield
-        self.seconds[name] += time.perf_counter() - start
+        stop = time.perf_counter()
+        self.seconds[name] += stop - start
+        if self.trace is not None:
+            self.trace.append((name, start, stop))
 
     def count(self, nbytes: int) -> None:
         """Count what a collective sent, and received as much."""

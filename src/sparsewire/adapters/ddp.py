@@ -12,6 +12,7 @@ from torch import nn
 from .. import kernels
 from ..errors import AttachError, SparsewireError, StateError
 from ..groups.distributed import DistributedGroup
+from ..meter import Meter
 from ..report import Report
 from ..scheme import AnyScheme, as_scheme
 from ..selectors import Selector
@@ -95,6 +96,11 @@ class Wire:
     def group(self) -> DistributedGroup:
         """The ranks that take part."""
         return self._pipeline.group
+
+    @property
+    def meter(self) -> Meter:
+        """What the exchange counts, to read."""
+        return self._pipeline.meter
 
     @property
     def steps(self) -> int:
