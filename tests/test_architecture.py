@@ -22,6 +22,7 @@ LEVELS = {
     "notation": 1,
     "segments": 1,
     "kernels": 1,
+    "lab": 1,
     "meter": 2,
     "message": 2,
     **dict.fromkeys(PARTS, 3),

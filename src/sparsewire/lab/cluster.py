@@ -1,0 +1,166 @@
+"""`Lab`: builds a cluster of namespaces, runs programs in it, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import secrets
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from . import namespaces, plan, records
+from .commands import run_all
+from .environment import variables
+from .errors import LabError
+from .links import Link, measure
+from .plan import INTERFACE, Plan
+from .processes import Processes
+from .rates import parse_rate
+from .records import Record
+from .signals import Unwinding, postponed
+
+
+class Lab:
+    """A cluster of hosts on one machine, whose links are as slow as asked.
+
+    Args:
+        hosts: how many.
+        rate: every link's, both ways, like "1gbit"; None leaves links as fast as the machine.
+        rates: other rates for some of the hosts.
+        oversubscribe: above 1, hosts stand in two racks, and the link between them carries what
+            the hosts of one can send, divided by this.
+    """
+
+    def __init__(
+        self,
+        hosts: int = 4,
+        rate: str | None = None,
+        rates: Mapping[int, str] | None = None,
+        oversubscribe: float = 1.0,
+    ) -> None:
+        usual = None if rate is None else parse_rate(rate)
+        made = Plan(secrets.token_hex(4), (usual,) * max(hosts, 0), usual, oversubscribe)
+        for host, other in (rates or {}).items():
+            made = made.with_rate(parse_rate(other), host)
+        self.hosts = hosts
+        self.addresses = [plan.address(host) for host in range(hosts)]
+        self._record = Record.of_mine(made)
+        self._processes = Processes()
+        self._unwinding = Unwinding()
+
+    @property
+    def id(self) -> str:
+        """What tells this lab from others that run at the same time."""
+        return self._record.plan.id
+
+    def __enter__(self) -> Lab:
+        sweep()
+        self._unwinding.begin()
+        atexit.register(self.close)
+        try:
+            self._record.write()
+            run_all(plan.build(self._record.plan))
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill what runs in the lab, and remove it."""
+        if os.getpid() != self._record.pid:
+            return  # a copy in a forked process
+        try:
+            with postponed():
+                self._processes.end()
+                _remove(self._record)
+                atexit.unregister(self.close)
+        finally:
+            self._unwinding.end()
+
+    def start(
+        self,
+        host: int,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        **popen_keywords: Any,
+    ) -> subprocess.Popen[Any]:
+        """Start a program on a host, in a session of its own; it dies with this process.
+
+        Args:
+            env: variables on top of this process's own.
+            popen_keywords: as for `subprocess.Popen`.
+        """
+        self._record.plan.check_host(host)
+        ip = shutil.which("ip") or "ip"
+        command = [ip, "netns", "exec", self._record.plan.host(host), *argv]
+        return self._processes.start(command, env, popen_keywords)
+
+    def inside(self, host: int) -> contextlib.AbstractContextManager[None]:
+        """Have the calling thread on a host: sockets that it makes belong there for good."""
+        self._record.plan.check_host(host)
+        return namespaces.inside(self._record.plan.host(host))
+
+    def set_rate(self, rate: str, host: int | None = None) -> None:
+        """Change the rate of one host's link, or of all, while things run."""
+        set_rate(self.id, rate, host)
+
+    def environment(self, rank: int, port: int) -> dict[str, str]:
+        """The variables by which `torch.distributed` on host `rank` finds the others."""
+        self._record.plan.check_host(rank)
+        return variables(rank, self.hosts, self.addresses[0], port, INTERFACE)
+
+    def check(self, progress: Callable[[int, int], None] | None = None) -> list[Link]:
+        """Measure every link both ways, about a second each; nothing else should run meanwhile.
+
+        Args:
+            progress: told how many of how many transfers are done.
+        """
+        return measure(_find(self.id).plan, progress)
+
+
+def sweep() -> None:
+    """Remove the labs whose owner is gone, and only those."""
+    with postponed(), records.alone():
+        for record in records.read_all():
+            if not record.owned:
+                _remove(record)
+
+
+def running() -> list[Plan]:
+    """The labs on this machine that somebody uses."""
+    return [record.plan for record in records.read_all() if record.owned]
+
+
+def set_rate(lab: str, rate: str, host: int | None = None) -> None:
+    """Change the rate of a running lab, which may be another process's."""
+    bits = parse_rate(rate)
+    with records.alone():
+        record = _find(lab)
+        changed = replace(record, plan=record.plan.with_rate(bits, host))
+        run_all(plan.shape(changed.plan))
+        changed.write()
+
+
+def _find(lab: str) -> Record:
+    for record in records.read_all():
+        if record.plan.id == lab and record.owned:
+            return record
+    raise LabError(f"no lab {lab} runs here")
+
+
+def _remove(record: Record) -> None:
+    namespaces.remove(record.plan.namespaces)
+    record.delete()

@@ -1,0 +1,119 @@
+"""Which labs there are: one file each, written before anything is made.
+
+A lab whose owner was killed cannot clean up after itself; its record lets the next one do so,
+and lets `sparsewire lab --set` find a lab that runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import LabError
+from .plan import Plan
+
+_HOME = Path("/run/sparsewire")
+
+
+@dataclass(frozen=True)
+class Record:
+    """A lab's plan and the process it belongs to."""
+
+    plan: Plan
+    pid: int
+    started: int | None  # the owner's, since its number may be another process's one day
+
+    @classmethod
+    def of_mine(cls, plan: Plan) -> Record:
+        """A record of this process."""
+        return cls(plan, os.getpid(), _start_of(os.getpid()))
+
+    @property
+    def owned(self) -> bool:
+        """Whether the process that made the lab still runs."""
+        return self.started is not None and _start_of(self.pid) == self.started
+
+    def write(self) -> None:
+        """Write or replace the file; nobody ever reads half of it."""
+        path = _folder() / f"lab-{self.plan.id}.json"
+        part = path.with_suffix(".part")
+        content = {"pid": self.pid, "started": self.started, "plan": self.plan.to_dict()}
+        part.unlink(missing_ok=True)
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(content, file)
+        part.replace(path)
+
+    def delete(self) -> None:
+        """Forget the lab."""
+        for folder in _folders():
+            (folder / f"lab-{self.plan.id}.json").unlink(missing_ok=True)
+
+
+def read_all() -> list[Record]:
+    """The records of all labs on this machine."""
+    paths = (path for folder in _folders() for path in sorted(folder.glob("lab-*.json")))
+    return [record for path in paths if (record := _read(path)) is not None]
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Be the only one that changes records or sweeps."""
+    with open(os.open(_folder() / "lock", os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _read(path: Path) -> Record | None:
+    try:
+        content = json.loads(path.read_text())
+        plan = Plan.from_dict(content["plan"])
+        if path.name != f"lab-{plan.id}.json":
+            return None
+        return Record(plan, int(content["pid"]), content["started"])
+    except (OSError, ValueError, TypeError, LookupError, LabError):
+        return None  # gone meanwhile, or not a record: nothing that it says is to be trusted
+
+
+def _folder() -> Path:
+    """Where new records go."""
+    for folder in _places():
+        with contextlib.suppress(OSError):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            if _mine(folder) and os.access(folder, os.W_OK):
+                return folder
+    raise LabError(f"no record of the lab can be kept: {_HOME} cannot be written")
+
+
+def _folders() -> list[Path]:
+    """Where records may lie."""
+    return [folder for folder in _places() if _mine(folder)]
+
+
+def _places() -> tuple[Path, Path]:
+    return _HOME, Path(tempfile.gettempdir()) / f"sparsewire-{os.geteuid()}"
+
+
+def _mine(folder: Path) -> bool:
+    """Whether nobody else can have put anything there."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    others = stat.S_IMODE(found.st_mode) & 0o022
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not others
+
+
+def _start_of(pid: int) -> int | None:
+    """When a process began, in clock ticks since the machine did; None if there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
