@@ -19,6 +19,7 @@ from .errors import LabError
 from .rates import bucket, show_rate
 
 INTERFACE = "eth0"
+_NETWORK = "10.77.0"  # every lab's, since each is a world of its own
 MOST_HOSTS = 200
 _ID = re.compile(r"[0-9a-f]{8}")
 
@@ -104,13 +105,13 @@ class Plan:
 
 
 def address(host: int) -> str:
-    """A host's address; other labs use the same ones, in namespaces of their own."""
-    return f"10.77.0.{host + 1}"
+    """A host's address."""
+    return f"{_NETWORK}.{host + 1}"
 
 
 def switch_address(rack: int) -> str:
     """A switch's own address, from which a single link can be measured."""
-    return f"10.77.0.{254 - rack}"
+    return f"{_NETWORK}.{254 - rack}"
 
 
 def build(plan: Plan) -> Iterator[Command]:
@@ -145,8 +146,7 @@ def remove(namespace: str) -> Command:
 def _switch(rack: str, own: str) -> Iterator[Command]:
     yield ["ip", "netns", "add", rack]
     yield ["ip", "-n", rack, "link", "add", "switch", "type", "bridge"]
-    yield ["ip", "-n", rack, "address", "add", f"{own}/24", "dev", "switch"]
-    yield ["ip", "-n", rack, "link", "set", "switch", "up"]
+    yield from _join(rack, "switch", own)
 
 
 def _host(host: str, own: str, rack: str, port: str) -> Iterator[Command]:
@@ -154,9 +154,16 @@ def _host(host: str, own: str, rack: str, port: str) -> Iterator[Command]:
     yield ["ip", "netns", "add", host]
     yield ["ip", "-n", rack, "link", "add", port, "type", "veth", *peer]
     yield ["ip", "-n", rack, "link", "set", port, "master", "switch", "up"]
-    yield ["ip", "-n", host, "address", "add", f"{own}/24", "dev", INTERFACE]
-    yield ["ip", "-n", host, "link", "set", INTERFACE, "up"]
     yield ["ip", "-n", host, "link", "set", "lo", "up"]
+    yield from _join(host, INTERFACE, own)
+
+
+def _join(namespace: str, interface: str, own: str) -> Iterator[Command]:
+    ip = ["ip", "-n", namespace]
+    yield [*ip, "address", "add", f"{own}/24", "dev", interface, "noprefixroute"]
+    yield [*ip, "link", "set", interface, "up"]
+    # TCP as on most machines, whatever this one prefers, so that results can be compared.
+    yield [*ip, "route", "add", f"{_NETWORK}.0/24", "dev", interface, "congctl", "cubic"]
 
 
 def _trunk(first: str, second: str) -> Iterator[Command]:

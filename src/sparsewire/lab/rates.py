@@ -9,6 +9,7 @@ from .errors import LabError
 
 _UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
 _LEAST, _MOST = 10**5, 10**12
+_LEAST_BURST, _LEAST_QUEUE = 8 << 10, 48 << 10  # bytes: 5 and 32 frames
 _WRITTEN = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-z/]*)")
 
 
@@ -54,8 +55,12 @@ def show_rate(bits: float) -> str:
 
 
 def bucket(rate: int) -> tuple[int, int]:
-    """The bytes that a link may send at once after a pause, and those that may wait before it."""
-    per_ms = rate // 8000
-    burst = max(per_ms, 65536 + 1000)
-    limit = max(5 * per_ms, 4 * 65536)
-    return burst, limit
+    """The bytes that a link may send at once after a pause, and those that may wait before it.
+
+    The first are a gift: one of 64 KB, as large as packets get inside a machine, would be 52 ms
+    of a 10 Mbit/s link, more than a sparse message takes. But a bucket that holds less than a
+    millisecond's worth overflows whenever the kernel is late. Packets that do not fit are cut
+    into frames. The others are the buffer of a switch, where several senders may meet.
+    """
+    millisecond = rate // 8000
+    return max(millisecond, _LEAST_BURST), max(5 * millisecond, _LEAST_QUEUE)
