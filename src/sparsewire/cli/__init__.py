@@ -1,4 +1,4 @@
-"""The command line: `sparsewire train`, `compare`, `list` and `explain`.
+"""The command line: `sparsewire train`, `compare`, `list`, `explain` and `lab`.
 
 Importing this imports neither torch nor tyro; each command imports what it needs when it runs.
 """
@@ -57,7 +57,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _run(command: Command) -> int:
     """Run `command`, with the errors of the library as those of the command line."""
-    from .options import Compare, Explain, Train
+    from .options import Compare, Explain, Lab, Train
 
     try:
         if isinstance(command, Train):
@@ -68,6 +68,10 @@ def _run(command: Command) -> int:
             from .compare import compare
 
             return compare(command)
+        if isinstance(command, Lab):
+            from .lab import lab
+
+            return lab(command)
         from . import catalogue
 
         if isinstance(command, Explain):

@@ -18,13 +18,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any
 
 from .. import kernels
 from . import worker
 from .errors import CommandError, explain_os_error
 from .group import ask_to_stop, host_store
+from .interrupts import Interrupts
 from .plan import Plan
 from .records import Emit
 
@@ -48,7 +47,7 @@ def launch(
     """
     store = host_store(port)
     kernels.prepare("cpu")  # once, for all workers to find
-    with tempfile.TemporaryDirectory(prefix="sparsewire-") as name, _Interrupts() as interrupts:
+    with tempfile.TemporaryDirectory(prefix="sparsewire-") as name, Interrupts() as interrupts:
         folder = Path(name)
         (folder / worker.PLANS).write_text(json.dumps([asdict(plan) for plan in plans]))
         crew = _Crew(folder, workers, store.port, debug, emit)
@@ -67,33 +66,6 @@ def launch(
         finally:
             crew.end()
     return interrupts.last if interrupts.count else None
-
-
-class _Interrupts:
-    """Counts Ctrl-C, SIGTERM and a closed terminal instead of being ended by them."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.last = signal.SIGINT
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> _Interrupts:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
-        self.last = signal.Signals(number)
 
 
 class _Crew:

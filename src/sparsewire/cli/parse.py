@@ -11,12 +11,13 @@ import difflib
 import io
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import metadata
 
 import tyro
 
 from .errors import USAGE, CommandError
-from .options import COMMANDS, Command
+from .options import COMMANDS, Command, Lab
 
 _HELP = """usage: sparsewire COMMAND [OPTIONS]
 
@@ -58,20 +59,25 @@ def parse(words: Sequence[str]) -> Command:
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
         raise CommandError(f"there is no command {name!r}: {hint}", USAGE)
     options, description = COMMANDS[name]
+    own, others = list(words[1:]), list[str]()
+    if options is Lab and "--" in own:
+        place = own.index("--")
+        own, others = own[:place], own[place + 1 :]
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            return tyro.cli(
+            command = tyro.cli(
                 options,
                 prog=f"sparsewire {name}",
                 description=description,
-                args=list(words[1:]),
+                args=own,
                 config=(tyro.conf.FlagCreatePairsOff,),
             )
     except SystemExit as ended:
         if not ended.code:
             raise
         raise CommandError(_condense(complaint.getvalue(), name), USAGE) from None
+    return replace(command, command=tuple(others)) if isinstance(command, Lab) else command
 
 
 def version() -> str:

@@ -11,11 +11,22 @@ machine's own network, and nothing of it stays behind. Linux and root are needed
 says what is missing, and `Loopback` does without: the same ranks on 127.0.0.1, as fast as it goes.
 """
 
-from .cluster import Lab
+from .cluster import Lab, running, set_rate
 from .errors import LabError
 from .links import Link
 from .loopback import Loopback
-from .obstacles import obstacle
+from .obstacles import lacking, obstacle
 from .rates import parse_rate, show_rate
 
-__all__ = ["Lab", "LabError", "Link", "Loopback", "obstacle", "parse_rate", "show_rate"]
+__all__ = [
+    "Lab",
+    "LabError",
+    "Link",
+    "Loopback",
+    "lacking",
+    "obstacle",
+    "parse_rate",
+    "running",
+    "set_rate",
+    "show_rate",
+]

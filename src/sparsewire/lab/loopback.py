@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -13,6 +14,7 @@ from .errors import LabError
 from .processes import Processes
 
 _ADDRESS = "127.0.0.1"
+_INTERFACE = "lo" if sys.platform == "linux" else "lo0"
 
 
 class Loopback:
@@ -56,4 +58,4 @@ class Loopback:
 
     def environment(self, rank: int, port: int) -> dict[str, str]:
         """The variables by which `torch.distributed` in process `rank` finds the others."""
-        return variables(rank, self.hosts, _ADDRESS, port, "lo", together=True)
+        return variables(rank, self.hosts, _ADDRESS, port, _INTERFACE, together=True)

@@ -17,12 +17,8 @@ _HINTS = {
 }
 
 
-@functools.cache
-def obstacle() -> str | None:
-    """Why no lab can be built here, as a sentence that says what to do; None if one can.
-
-    The last of it is found out by building a small one, once in a process.
-    """
+def lacking() -> str | None:
+    """What is missing here for labs to be built or changed, as far as can be seen at once."""
     if sys.platform != "linux":
         return "a lab is made of Linux network namespaces: run it on Linux, or in a Linux VM"
     if os.geteuid():
@@ -30,6 +26,18 @@ def obstacle() -> str | None:
     for command in ("ip", "tc"):
         if shutil.which(command) is None:
             return f"a lab needs the command {command}: install iproute2"
+    return None
+
+
+@functools.cache
+def obstacle() -> str | None:
+    """Why no lab can be built here, as a sentence that says what to do; None if one can.
+
+    What the kernel allows is found out by building a small one, once in a process.
+    """
+    reason = lacking()
+    if reason:
+        return reason
     try:
         with Lab(hosts=1, rate="1gbit"):
             return None

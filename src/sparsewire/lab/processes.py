@@ -15,7 +15,8 @@ from typing import Any
 # kernel ends it with its parent, even by kill -9, unless the parent was gone before it was asked.
 _MORTAL = """
 import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 if os.getppid() != int(sys.argv[1]):
     sys.exit("the process that started this one is gone")
 try:
