@@ -32,6 +32,17 @@ class Part:
         return MISSING
 
 
+def short(scheme: str) -> str:
+    """A scheme's text as people write it, which is read just as well.
+
+    >>> short("Scheme(TopK(0.01))")
+    'TopK(0.01)'
+    """
+    inner = scheme.removeprefix("Scheme(").removesuffix(")")
+    alone = scheme.startswith("Scheme(") and inner.endswith(")") and inner.count("(") == 1
+    return inner if alone else scheme
+
+
 def check_flag(part: Part, name: str) -> None:
     """Refuse anything but True and False: 'no' would count as true."""
     value = getattr(part, name)

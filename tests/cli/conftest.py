@@ -78,9 +78,9 @@ class Running:
 
     def workers(self) -> list[int]:
         """The process ids of its workers, in order of their ranks."""
-        task = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        threads = Path(f"/proc/{self.process.pid}/task").glob("*/children")
         found: dict[int, int] = {}
-        for pid in map(int, task.read_text().split()):
+        for pid in (int(pid) for task in threads for pid in task.read_text().split()):
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             ranks = [v for v in variables if v.startswith(b"RANK=")]
             if ranks:

@@ -14,12 +14,11 @@ from rich.table import Table
 from ..report import human_bytes
 from . import plot
 from .errors import USAGE, CommandError, explain_os_error
-from .launcher import launch
 from .options import Compare
 from .plan import check
 from .recorder import Recorder, Result
 from .records import SCHEMA, versions
-from .train import plans, under_torchrun
+from .train import plans, run, under_torchrun
 
 _HEADINGS = (
     "test\naccuracy",
@@ -41,7 +40,7 @@ def compare(options: Compare) -> int:
     _make_folder(options.out)
     record = Recorder(options.out / "metrics.jsonl", append=False, quiet=options.quiet)
     with record:
-        stopped_by = launch(made, options.workers, options.port, options.debug, record)
+        stopped_by = run(made, options, record)
     # A stopped run is no result.
     results = [result for result in record.results if not result.summary["stopped"]]
     if results:
@@ -80,13 +79,13 @@ def _save(options: Compare, results: list[Result]) -> None:
         print(text)
         return
     console = Console()
-    console.print(_table(results))
+    console.print(_table(results, options.rate))
     console.print(f"plot: {picture}", highlight=False)
 
 
-def _table(results: list[Result]) -> Table:
+def _table(results: list[Result], rate: str | None) -> Table:
     first = results[0].summary["test_accuracy"]
-    title = f"MNIST, {results[0].summary['workers']} workers"
+    title = f"MNIST, {results[0].summary['workers']} workers" + (f" at {rate}" if rate else "")
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1))
     table.add_column("\nscheme", style="bold", overflow="fold")
     for heading in _HEADINGS:

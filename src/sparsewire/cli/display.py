@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
+from ..notation import short
 from ..report import human_bytes
-from .records import Record, short
+from .records import Record
 
 
 class Display(Protocol):

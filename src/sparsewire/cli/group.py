@@ -18,17 +18,16 @@ from .errors import CommandError
 _STRIDE = 5  # steps between two looks at the store, so that a look costs next to nothing
 _PREFIX = "sparsewire/cli"
 _ASKED = "stop/asked"
-_LOOPBACK = "127.0.0.1"
 _MEETING = 120.0  # seconds for all processes to start and import torch
 
 
-def host_store(port: int | None) -> TCPStore:
-    """Host the store of a new group on this machine, at `port` or at a free one."""
+def host_store(address: str, port: int | None) -> TCPStore:
+    """Host the store of a new group at an address of this machine, at `port` or at a free one."""
     listener = socket.socket()
     # Without this, a port stays busy for a minute after the run before.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((_LOOPBACK, port or 0))
+        listener.bind((address, port or 0))
         listener.listen()
     except OSError as error:
         listener.close()
@@ -38,7 +37,7 @@ def host_store(port: int | None) -> TCPStore:
         ) from None
     # The store takes the bound socket over: nobody can take the port in between.
     return TCPStore(
-        _LOOPBACK,
+        address,
         listener.getsockname()[1],
         is_master=True,
         wait_for_workers=False,
@@ -68,10 +67,10 @@ class Group:
         )
 
     @classmethod
-    def launched(cls, rank: int, workers: int, port: int, timeout: float) -> Group:
-        """Join the group whose store a parent process hosts at `port`."""
+    def launched(cls, rank: int, workers: int, address: str, port: int, timeout: float) -> Group:
+        """Join the group whose store a parent process hosts."""
         meeting = timedelta(seconds=_MEETING)
-        store = TCPStore(_LOOPBACK, port, is_master=False, timeout=meeting)
+        store = TCPStore(address, port, is_master=False, timeout=meeting)
         return cls(store, rank, workers, timeout)
 
     @classmethod

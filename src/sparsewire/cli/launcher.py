@@ -1,4 +1,4 @@
-"""Starts the workers of one machine as processes, watches them, and leaves none behind.
+"""Starts one worker process on each host of a site, watches them, and leaves none behind.
 
 The launcher hosts the store and owns the terminal: workers send it their records through a
 pipe and their errors in files, so that a person sees one sentence and not N tracebacks.
@@ -10,52 +10,87 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .. import kernels
-from . import worker
 from .errors import CommandError, explain_os_error
 from .group import ask_to_stop, host_store
 from .interrupts import Interrupts
-from .plan import Plan
+from .process import ORDERS, RECORDS_FD, error_file
 from .records import Emit
+from .site import Site
 
 _GRACE = 6.0  # seconds for the others to say what they saw when one worker fails
 _TICK = 0.1
 
 
+class WorkerError(CommandError):
+    """A worker failed, or was given up; another set of workers may do better."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the workers of one launch do.
+
+    Args:
+        module: what each of them runs.
+        orders: what they read, as JSON can hold it.
+        stops_gently: whether they look for `ask_to_stop`; else Ctrl-C ends them at once.
+    """
+
+    module: str
+    orders: Any
+    stops_gently: bool = True
+
+
 def launch(
-    plans: Sequence[Plan], workers: int, port: int | None, debug: bool, emit: Emit
+    job: Job,
+    site: Site,
+    emit: Emit,
+    *,
+    port: int | None = None,
+    debug: bool = False,
+    overdue: Callable[[], str | None] = lambda: None,
 ) -> signal.Signals | None:
-    """Train `plans` in turn with `workers` local processes.
+    """Do a job with one worker on each host of `site`.
 
     Args:
         emit: takes every record as rank 0 makes it.
+        port: where they meet, on the first host; a free one if not given.
+        debug: show tracebacks and what the workers print.
+        overdue: asked over and over; a sentence says why the workers are given up.
 
     Returns:
         The signal that asked the run to stop, if one did.
 
     Raises:
-        CommandError: a worker failed, or the run was stopped at once.
+        WorkerError: a worker failed, or they were given up.
+        CommandError: the run was stopped at once.
     """
-    store = host_store(port)
+    with site.inside(0):  # sockets stay where they are made
+        store = host_store(site.addresses[0], port)
     kernels.prepare("cpu")  # once, for all workers to find
     with tempfile.TemporaryDirectory(prefix="sparsewire-") as name, Interrupts() as interrupts:
         folder = Path(name)
-        (folder / worker.PLANS).write_text(json.dumps([asdict(plan) for plan in plans]))
-        crew = _Crew(folder, workers, store.port, debug, emit)
+        (folder / ORDERS).write_text(json.dumps(job.orders))
+        crew = _Crew(job.module, folder, site, store.port, debug, emit)
         try:
             asked = False
             while crew.working():
                 crew.listen()
                 crew.raise_if_failed()
+                reason = overdue()
+                if reason is not None:
+                    raise WorkerError(reason)
+                if interrupts.count and not job.stops_gently:
+                    raise CommandError("stopped; nothing was saved", 128 + interrupts.last)
                 if interrupts.count and not asked:
                     crew.refuse_if_starting(interrupts.last)
                     print("stopping; press again to stop at once", file=sys.stderr, flush=True)
@@ -71,7 +106,9 @@ def launch(
 class _Crew:
     """The worker processes of one launch, and the pipe that rank 0 writes its records to."""
 
-    def __init__(self, folder: Path, workers: int, port: int, debug: bool, emit: Emit) -> None:
+    def __init__(
+        self, module: str, folder: Path, site: Site, port: int, debug: bool, emit: Emit
+    ) -> None:
         self._folder = folder
         self._emit = emit
         self._debug = debug
@@ -79,43 +116,29 @@ class _Crew:
         self._started = False
         self._last_step = 0
         self._pipe, outlet = os.pipe()
-        common = {
-            **os.environ,
-            "WORLD_SIZE": str(workers),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            worker.PARENT: str(os.getpid()),
-        }
-        common.pop(worker.RECORDS_FD, None)
-        if "lo" in (name for _, name in socket.if_nameindex()):
-            # Gloo looks the host name up otherwise, which need not lead to this machine.
-            common.setdefault("GLOO_SOCKET_IFNAME", "lo")
         self._processes: list[subprocess.Popen[bytes]] = []
+        command = [sys.executable, "-m", module, str(folder)]
+        # What libraries print would tear the progress display; --debug lets it through.
+        output = None if debug else subprocess.DEVNULL
         try:
-            for rank in range(workers):
-                own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                if rank == 0:
-                    own[worker.RECORDS_FD] = str(outlet)
-                self._processes.append(self._start({**common, **own}, outlet))
+            for rank in range(site.hosts):
+                tells = rank == 0
+                self._processes.append(
+                    site.start(
+                        rank,
+                        command,
+                        site.environment(rank, port) | ({RECORDS_FD: str(outlet)} if tells else {}),
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=output,
+                        pass_fds=[outlet] if tells else [],
+                    )
+                )
         except OSError as error:
             self.end()
             raise explain_os_error(error, "start a worker") from None
         finally:
             os.close(outlet)
-
-    def _start(self, environment: dict[str, str], outlet: int) -> subprocess.Popen[bytes]:
-        # What libraries print would tear the progress display; --debug lets it through.
-        output = None if self._debug else subprocess.DEVNULL
-        return subprocess.Popen(
-            [sys.executable, "-m", "sparsewire.cli.worker", str(self._folder)],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            pass_fds=[outlet] if worker.RECORDS_FD in environment else [],
-            # A session of their own: the terminal's Ctrl-C reaches the launcher alone.
-            start_new_session=True,
-        )
 
     def working(self) -> bool:
         """Whether some worker still runs, or has left something unread."""
@@ -136,7 +159,7 @@ class _Crew:
         for line in lines:
             record = json.loads(line)
             self._started = True
-            self._last_step = record["step"]
+            self._last_step = record.get("step", 0)
             self._emit(record)
 
     def refuse_if_starting(self, number: signal.Signals) -> None:
@@ -152,7 +175,7 @@ class _Crew:
         deadline = time.monotonic() + _GRACE
         while time.monotonic() < deadline and self.working() and not self._explained():
             self.listen()
-        raise CommandError(self._diagnosis(self._codes()))
+        raise WorkerError(self._diagnosis(self._codes()))
 
     def _explained(self) -> bool:
         """Whether a worker fell by a signal and another one has told where."""
@@ -167,7 +190,7 @@ class _Crew:
         reports = {
             rank: json.loads(path.read_text())
             for rank in range(len(codes))
-            if (path := worker.error_file(self._folder, rank)).exists()
+            if (path := error_file(self._folder, rank)).exists()
         }
         if self._debug:
             for rank, report in reports.items():

@@ -15,6 +15,7 @@ from tyro.conf import Positional, Suppress, UseAppendAction, arg
 # Hints replace tyro's "(default: None)" where leaving the flag out means something.
 _RATES = "(default: 0.2 for sgd, 0.02 for adagrad)"
 _PLACES = "(default: $SPARSEWIRE_DATA/mnist or ./data/mnist)"
+_LOOPBACK = "(default: loopback, as fast as it goes)"
 _EPOCH = "(default: one epoch)"
 _LOGS = "(default: a new folder in ./runs)"
 _UNSHAPED = "(default: not shaped)"
@@ -54,6 +55,8 @@ class Training:
     """Train on the first N images only, for a quick try."""
     data: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint=_PLACES)] = None
     """Folder with the four MNIST idx files."""
+    rate: Annotated[str | None, arg(metavar="RATE", help_behavior_hint=_LOOPBACK)] = None
+    """Run on a network of its own whose links have this rate, like 1gbit; needs Linux and root."""
     port: Annotated[int | None, arg(metavar="PORT", help_behavior_hint="(default: free)")] = None
     """TCP port where the workers meet."""
     timeout: Annotated[float, arg(metavar="SECONDS")] = 60.0
@@ -166,6 +169,7 @@ examples:
   sparsewire train mnist --scheme "Scheme(TopK(0.01), values=BFloat16())" --metrics run.jsonl
   sparsewire train mnist --epochs 10 --checkpoint runs/topk
   sparsewire train mnist --epochs 10 --checkpoint runs/topk --resume
+  sudo sparsewire train mnist --workers 4 --rate 100mbit
   torchrun --nproc-per-node 4 -m sparsewire.cli train mnist --scheme "RandomK(0.05)"
 """
 

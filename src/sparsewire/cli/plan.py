@@ -6,13 +6,14 @@ the checkpoints record it.
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..bench.setting import cores
 from .errors import USAGE, CommandError
 from .options import Train, Training
+from .site import check_rate
 
 LARGEST_GROUP = 64
 LARGEST_EXPLAINED = 10**12
@@ -20,7 +21,15 @@ _WORKERS_PER_CORE = 16
 _RATES = {"sgd": 0.2, "adagrad": 0.02}
 # What may differ between a run and the one that goes on from its checkpoint: how long it
 # trains and where things lie, but nothing that changes what a step does.
-_FREE_ON_RESUME = {"epochs", "data", "timeout", "checkpoint", "checkpoint_every", "resume"}
+_FREE_ON_RESUME = {
+    "epochs",
+    "data",
+    "timeout",
+    "rate",
+    "checkpoint",
+    "checkpoint_every",
+    "resume",
+}
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,7 @@ class Plan:
     limit: int | None
     data: str
     timeout: float
+    rate: str | None = None
     checkpoint: str | None = None
     checkpoint_every: int | None = None
     resume: bool = False
@@ -67,6 +77,7 @@ def make(options: Training, scheme: str, data: Path) -> Plan:
         limit=options.limit,
         data=str(data.resolve()),
         timeout=options.timeout,
+        rate=options.rate,
     )
     if not isinstance(options, Train):
         return plan
@@ -80,30 +91,14 @@ def make(options: Training, scheme: str, data: Path) -> Plan:
     )
 
 
-def cores() -> int:
-    """How many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def check(options: Training) -> None:
     """Refuse flags that cannot work, each with what would.
 
     Raises:
         CommandError: with the first flag that is wrong.
     """
+    check_hosts(options.workers, "--workers")
     rules = [
-        (options.workers >= 1, f"--workers must be at least 1, not {options.workers}"),
-        (
-            options.workers <= LARGEST_GROUP,
-            f"--workers {options.workers} is too many for one machine: at most {LARGEST_GROUP}",
-        ),
-        (
-            options.workers <= _WORKERS_PER_CORE * cores(),
-            f"--workers {options.workers} is too many for the {cores()} cores here: "
-            f"at most {_WORKERS_PER_CORE * cores()}",
-        ),
         (options.epochs >= 1, f"--epochs must be at least 1, not {options.epochs}"),
         (options.batch_size >= 1, f"--batch-size must be at least 1, not {options.batch_size}"),
         (options.lr is None or 0 < options.lr < float("inf"), "--lr must be a positive number"),
@@ -130,6 +125,22 @@ def check(options: Training) -> None:
     for holds, sentence in rules:
         if not holds:
             raise CommandError(sentence, USAGE)
+    check_rate(options.rate)
+
+
+def check_hosts(number: int, flag: str) -> None:
+    """Refuse more processes than a machine can carry."""
+    most = min(LARGEST_GROUP, _WORKERS_PER_CORE * cores())
+    if number < 1:
+        raise CommandError(f"{flag} must be at least 1, not {number}", USAGE)
+    if number > LARGEST_GROUP:
+        raise CommandError(
+            f"{flag} {number} is too many for one machine: at most {LARGEST_GROUP}", USAGE
+        )
+    if number > most:
+        raise CommandError(
+            f"{flag} {number} is too many for the {cores()} cores here: at most {most}", USAGE
+        )
 
 
 def check_size(examples: int, plan: Plan, workers: int) -> None:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from ..notation import short
 from . import display
 from .errors import explain_os_error
-from .records import Record, encode, short
+from .records import Record, encode
 
 
 @dataclass(frozen=True)

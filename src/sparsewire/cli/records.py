@@ -33,10 +33,3 @@ def versions() -> dict[str, str]:
 def encode(record: Mapping[str, Any]) -> str:
     """One line of JSON."""
     return json.dumps(record, separators=(",", ":"))
-
-
-def short(scheme: str) -> str:
-    """A scheme as people write it: `Scheme(TopK(0.01))` is `TopK(0.01)`."""
-    inner = scheme.removeprefix("Scheme(").removesuffix(")")
-    alone = scheme.startswith("Scheme(") and inner.endswith(")") and inner.count("(") == 1
-    return inner if alone else scheme

@@ -6,20 +6,23 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import sparsewire as sw
 
+from ..notation import short
 from ..tasks import mnist
-from . import checkpoint, display
-from .errors import CommandError
+from . import checkpoint, display, site
+from .errors import USAGE, CommandError
 from .group import Group
-from .launcher import launch
+from .launcher import Job, launch
 from .options import Train, Training
 from .plan import Plan, check, check_size, make
+from .process import describe, leave_at_once
 from .recorder import Recorder
-from .records import Record, encode, short
-from .worker import describe, leave_at_once, take_part
+from .records import Emit, Record, encode
+from .worker import take_part
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -30,11 +33,20 @@ def train(options: Train) -> int:
     (plan,) = plans(options, [options.scheme], group_size(options))
     prepare(plan, group_size(options))
     if under_torchrun():
+        if options.rate is not None:
+            raise CommandError("--rate makes a network of its own: run it without torchrun", USAGE)
         return _as_rank(options, plan)
     record = Recorder(options.metrics, plan.resume, options.quiet)
     with record:
-        stopped_by = launch([plan], options.workers, options.port, options.debug, record)
+        stopped_by = run([plan], options, record)
     return _conclude(options, plan, record.results[-1].summary, stopped_by)
+
+
+def run(plans: Sequence[Plan], options: Training, emit: Emit) -> signal.Signals | None:
+    """Train `plans` in turn in processes of our own, and return the signal that stopped them."""
+    job = Job("sparsewire.cli.worker", [asdict(plan) for plan in plans])
+    with site.choose(options.workers, options.rate) as place:
+        return launch(job, place, emit, port=options.port, debug=options.debug)
 
 
 def under_torchrun() -> bool:

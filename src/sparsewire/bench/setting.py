@@ -1,0 +1,102 @@
+"""Where and with what something was measured, to be kept beside every figure."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The machine, the programs and the command of a measurement."""
+
+    created: str
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    commit: str | None
+    arguments: dict[str, Any]
+
+    @classmethod
+    def here(cls, arguments: dict[str, Any]) -> Setting:
+        """This machine, now.
+
+        Args:
+            arguments: of the command, as JSON can hold them.
+        """
+        return cls(
+            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            machine={
+                "cpu": _cpu(),
+                "cores": cores(),
+                "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+                "system": platform.platform(),
+            },
+            versions={
+                "sparsewire": _version("sparsewire"),
+                "torch": _version("torch"),
+                "python": platform.python_version(),
+            },
+            commit=_commit(),
+            arguments=arguments,
+        )
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _cpu() -> str:
+    """The processor's name as its maker writes it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def _commit() -> str | None:
+    """The commit of this package's source: as $COMMIT says, else as git does, if it can."""
+    if os.environ.get("COMMIT"):
+        return os.environ["COMMIT"]
+    try:
+        # Of this file alone: an installed package may lie in somebody else's repository.
+        found = subprocess.run(
+            ["git", "log", "-1", "--format=%H", "--", Path(__file__).name],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        ).stdout.strip()
+        if not found:
+            return None
+        head = subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        ).stdout.strip()
+        return head or None
+    except (OSError, subprocess.SubprocessError):
+        return None
