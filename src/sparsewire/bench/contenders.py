@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,91 +13,123 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from ..adapters.ddp import Wire, attach
+from ..errors import SchemeError
+from ..notation import nearest, short
+from ..report import dense_traffic
 from ..scheme import as_scheme
 
 COMPUTE = "compute alone"
 DENSE = "dense DDP"
 Hook = Callable[[Any, Any], torch.futures.Future[torch.Tensor]]
 
-_BUCKETS_OF_DDP = 25  # MiB
 _ONE_BUCKET = 1 << 20  # MiB: torch's PowerSGD hangs on Gloo with more than one
 
 
 @dataclass(frozen=True)
 class Peer:
-    """Another way to exchange gradients under DDP."""
+    """Another way to exchange gradients under DDP.
+
+    `adds` is the type of number that the backend must be able to add up, and `warm_up` the steps
+    before it is itself; DDP rebuilds its buckets after the first.
+    """
 
     hook: Hook
-    state: Callable[[], object]
-    bucket_mb: int = _BUCKETS_OF_DDP
-    warm_up: int = 2  # steps before it is itself; DDP rebuilds its buckets after the first
+    state: Callable[[], Any] = lambda: None
+    adds: torch.dtype = torch.float32
+    bucket_mb: int | None = None  # None: as DDP likes it
+    warm_up: int = 2
 
 
 def _low_rank(rank: int) -> Peer:
-    def state() -> object:
+    def state() -> powerSGD_hook.PowerSGDState:
         return powerSGD_hook.PowerSGDState(
             None, matrix_approximation_rank=rank, start_powerSGD_iter=2
         )
 
-    return Peer(powerSGD_hook.powerSGD_hook, state, _ONE_BUCKET, warm_up=4)
-
-
-def _nothing() -> None:
-    return None
+    return Peer(powerSGD_hook.powerSGD_hook, state, bucket_mb=_ONE_BUCKET, warm_up=4)
 
 
 PEERS: dict[str, Peer] = {
-    DENSE: Peer(default_hooks.allreduce_hook, _nothing),
-    "fp16 hook": Peer(default_hooks.fp16_compress_hook, _nothing),
-    "bf16 hook": Peer(default_hooks.bf16_compress_hook, _nothing),
+    DENSE: Peer(default_hooks.allreduce_hook),
+    "fp16 hook": Peer(default_hooks.fp16_compress_hook, adds=torch.float16),
+    "bf16 hook": Peer(default_hooks.bf16_compress_hook, adds=torch.bfloat16),
     "PowerSGD rank 1": _low_rank(1),
     "PowerSGD rank 4": _low_rank(4),
 }
+SHORT = dict(zip(("dense", "fp16", "bf16", "powersgd-1", "powersgd-4"), PEERS, strict=True))
+"""The peers by the names that are easy to type."""
 
 
-def canonical(text: str) -> str:
-    """The name of a contender as it stands in tables, from what a person typed."""
-    for name in (COMPUTE, *PEERS):
-        if text.strip().lower() == name.lower():
-            return name
-    return str(as_scheme(text))
+def peer(text: str) -> str:
+    """The name of a peer as it stands in tables, from what a person typed."""
+    typed = text.strip().lower()
+    known = {**SHORT, **{name.lower(): name for name in PEERS}}
+    if typed not in known:
+        raise SchemeError(f"there is no peer called {text}; {nearest(typed, SHORT)}")
+    return known[typed]
 
 
-@dataclass
+def scheme(text: str) -> str:
+    """The name of a scheme as it stands in tables, from what a person typed."""
+    return short(repr(as_scheme(text)))
+
+
+def kind(name: str) -> str:
+    """What a name stands for: the "floor" itself, a "peer" or a "scheme"."""
+    return "floor" if name == COMPUTE else "peer" if name in PEERS else "scheme"
+
+
 class Entry:
-    """A contender at work on a model."""
+    """A contender at work on a model: `model` is what to train, `starts` when the exchange of each
+    bucket of a step was asked for, if the contender does not tell more than that.
+    """
 
-    model: nn.Module
-    warm_up: int
-    starts: list[float]  # when the exchange of each bucket of this step was asked for
-    wire: Wire | None = None
+    def __init__(self, name: str, model: nn.Module, clock: Callable[[], float], timeout: float):
+        self.model = model
+        self.starts: list[float] = []
+        self.warm_up = 2
+        self.wire: Wire | None = None
+        self._peer = PEERS.get(name)
+        self._state: Any = None
+        self._values = 0  # that DDP handed over
+        if name == COMPUTE:
+            return
+        self.model = ddp = DistributedDataParallel(
+            model,
+            bucket_cap_mb=self._peer.bucket_mb if self._peer else None,
+            init_sync=False,  # all ranks built the same, and the network is slow
+            gradient_as_bucket_view=True,  # one copy of the gradient less, whoever exchanges it
+        )
+        if self._peer is None:
+            self.warm_up = 3
+            self.wire = attach(ddp, name, timeout=timeout)
+        else:
+            self.warm_up = self._peer.warm_up
+            self._state = self._peer.state()
+            ddp.register_comm_hook(self._state, self._timed(self._peer.hook, clock))
+
+    def _timed(self, hook: Hook, clock: Callable[[], float]) -> Hook:
+        def timed(state, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations
+            self.starts.append(clock())
+            self._values += bucket.buffer().numel()
+            return hook(state, bucket)
+
+        return timed
+
+    def sent(self, world: int) -> int:
+        """Bytes of payload that this rank has sent so far; of a peer, what a ring would send."""
+        if self.wire is not None:
+            return self.wire.meter.bytes_sent
+        if self._peer is None:
+            return 0
+        if isinstance(self._state, powerSGD_hook.PowerSGDState):
+            return dense_traffic(self._state.total_numel_after_compression, world, 4)
+        return dense_traffic(self._values, world, self._peer.adds.itemsize)
 
     def leave(self) -> None:
-        """Free the model for the next one."""
+        """Free the model for the next one; what was entered with it stays as it is."""
         if self.wire is not None:
             self.wire.detach()
-
-
-def enter(name: str, model: nn.Module, clock: Callable[[], float], timeout: float) -> Entry:
-    """Set `model` up for the contender called `name`."""
-    starts: list[float] = []
-    if name == COMPUTE:
-        return Entry(model, 2, starts)
-    peer = PEERS.get(name)
-    ddp = DistributedDataParallel(
-        model,
-        bucket_cap_mb=peer.bucket_mb if peer else _BUCKETS_OF_DDP,
-        init_sync=False,  # all ranks built the same, and the network is slow
-        gradient_as_bucket_view=True,  # one copy of the gradient less, whoever exchanges it
-    )
-    if peer is None:
-        return Entry(ddp, 3, starts, attach(ddp, name, timeout=timeout))
-
-    hook = peer.hook
-
-    def timed(state, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations
-        starts.append(clock())
-        return hook(state, bucket)
-
-    ddp.register_comm_hook(peer.state(), timed)
-    return Entry(ddp, peer.warm_up, starts)
+        self.model.zero_grad()  # they lie in buckets
+        del self.model, self.wire, self._state
+        gc.collect()  # DDP acts on the model for as long as it lives, and it is part of a cycle

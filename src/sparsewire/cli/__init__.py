@@ -1,4 +1,4 @@
-"""The command line: `sparsewire train`, `compare`, `list`, `explain` and `lab`.
+"""The command line: `sparsewire train`, `compare`, `list`, `explain`, `lab` and `bench`.
 
 Importing this imports neither torch nor tyro; each command imports what it needs when it runs.
 """
@@ -57,7 +57,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _run(command: Command) -> int:
     """Run `command`, with the errors of the library as those of the command line."""
-    from .options import Compare, Explain, Lab, Train
+    from .options import BenchStep, Compare, Explain, Lab, Train
 
     try:
         if isinstance(command, Train):
@@ -72,6 +72,10 @@ def _run(command: Command) -> int:
             from .lab import lab
 
             return lab(command)
+        if isinstance(command, BenchStep):
+            from .bench import step
+
+            return step(command)
         from . import catalogue
 
         if isinstance(command, Explain):

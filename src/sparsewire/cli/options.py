@@ -19,6 +19,8 @@ _LOOPBACK = "(default: loopback, as fast as it goes)"
 _EPOCH = "(default: one epoch)"
 _LOGS = "(default: a new folder in ./runs)"
 _UNSHAPED = "(default: not shaped)"
+_ALL_PEERS = "(default: dense fp16 bf16 powersgd-1 powersgd-4)"
+_BATCHES = "(default: 40 for mnist, 16 for resnet18, 8 for transformer)"
 SchemeText = Annotated[str, arg(metavar="SCHEME")]
 
 DEMO_SCHEMES = (
@@ -29,6 +31,13 @@ DEMO_SCHEMES = (
     "BlockRandomK(0.01)",
     "Scheme(TopK(0.01), values=TwoBit())",
 )
+BENCH_SCHEMES = (
+    "TopK(0.01)",
+    "Threshold(0.01)",
+    "Scheme(TopK(0.01), values=TwoBit())",
+    "BlockRandomK(0.01)",
+)
+PEERS = ("dense", "fp16", "bf16", "powersgd-1", "powersgd-4")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +168,44 @@ class Lab:
     command: Suppress[tuple[str, ...]] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class BenchStep:
+    """Measure what a training step costs with each scheme and each peer."""
+
+    model: Annotated[str, arg(metavar="{mnist,resnet18,transformer,MODULE:FUNCTION}")] = "mnist"
+    """What is trained: one of these, or your own function(rank) that returns (model, loss)."""
+    schemes: Annotated[tuple[str, ...], arg(metavar="SCHEME [SCHEME ...]")] = BENCH_SCHEMES
+    """sparsewire's schemes."""
+    peers: Annotated[
+        tuple[str, ...], arg(metavar="PEER [PEER ...]", help_behavior_hint=_ALL_PEERS)
+    ] = PEERS
+    """What they are measured against, besides compute alone."""
+    hosts: Annotated[int, arg(metavar="N")] = 4
+    """Hosts of the network, each with one worker process."""
+    rates: Annotated[tuple[str, ...], arg(metavar="RATE [RATE ...]", aliases=("--rate",))] = (
+        "1gbit",
+    )
+    """Rates of every host's link, like 1gbit, each measured in turn; none leaves links unshaped."""
+    loopback: bool = False
+    """Do without a network of its own, which needs Linux and root: --rates does not count then."""
+    batch_size: Annotated[int | None, arg(metavar="N", help_behavior_hint=_BATCHES)] = None
+    """Examples per host and step; of your own model, how many its batches have."""
+    rounds: Annotated[int, arg(metavar="N")] = 3
+    """Turns that each of them takes; the spread is taken over all."""
+    steps: Annotated[int, arg(metavar="N")] = 10
+    """Steps measured in a turn; slow ones take fewer."""
+    timeout: Annotated[float, arg(metavar="SECONDS")] = 120.0
+    """How long a step may take before it counts as hung."""
+    out: Annotated[Path, arg(metavar="DIR")] = Path("runs/bench-step")
+    """Folder for results.json, report.html, step.png and step.svg."""
+    json: bool = False
+    """Print the results as JSON on standard output."""
+    quiet: bool = False
+    """No progress."""
+    debug: bool = False
+    """Show tracebacks and what the workers print."""
+
+
 _TRAIN = """Train a task with one scheme in real local processes.
 
 Ctrl-C stops all workers after the same step and saves a checkpoint if --checkpoint is given.
@@ -169,7 +216,7 @@ examples:
   sparsewire train mnist --scheme "Scheme(TopK(0.01), values=BFloat16())" --metrics run.jsonl
   sparsewire train mnist --epochs 10 --checkpoint runs/topk
   sparsewire train mnist --epochs 10 --checkpoint runs/topk --resume
-  sudo sparsewire train mnist --workers 4 --rate 100mbit
+  sparsewire train mnist --workers 4 --rate 100mbit
   torchrun --nproc-per-node 4 -m sparsewire.cli train mnist --scheme "RandomK(0.05)"
 """
 
@@ -213,11 +260,27 @@ examples:
   sparsewire lab --set 0=50mbit
 """
 
-Command = Train | Compare | List | Explain | Lab
+_BENCH_STEP = """Measure what a training step costs with each scheme and each peer, side by side.
+
+Hosts are network namespaces with links as slow as asked, which needs Linux and root; --loopback
+does without. All take turns in the same run. The table is printed; a report to open in a browser,
+a picture and every single step as JSON are written to --out.
+
+examples:
+  sparsewire bench step --model resnet18 --rate 1gbit
+  sparsewire bench step --rates 100mbit 1gbit 10gbit none --out runs/rates
+  sparsewire bench step --loopback --hosts 2 --model transformer --peers dense
+  sparsewire bench step --model my_models:small --schemes "TopK(0.001)" --batch-size 32
+"""
+
+Command = Train | Compare | List | Explain | Lab | BenchStep
 COMMANDS: dict[str, tuple[type[Command], str]] = {
     "train": (Train, _TRAIN),
     "compare": (Compare, _COMPARE),
     "list": (List, _LIST),
     "explain": (Explain, _EXPLAIN),
     "lab": (Lab, _LAB),
+    "bench step": (BenchStep, _BENCH_STEP),
 }
+GROUPS = {"bench": "Measure what training costs, on networks as slow as you like."}
+"""Commands that only say which others there are; those have two words."""

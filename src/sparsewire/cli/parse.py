@@ -10,14 +10,15 @@ import contextlib
 import difflib
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
+from typing import NoReturn
 
 import tyro
 
 from .errors import USAGE, CommandError
-from .options import COMMANDS, Command, Lab
+from .options import COMMANDS, GROUPS, Command, Lab
 
 _HELP = """usage: sparsewire COMMAND [OPTIONS]
 
@@ -32,7 +33,19 @@ examples:
   sparsewire train mnist --scheme "TopK(0.01)" --workers 4
   sparsewire compare mnist
   sparsewire explain "TopK(0.01)" --params 11e6 --workers 8
+  sparsewire bench step --model resnet18 --rate 1gbit
 """
+_GROUP_HELP = """usage: sparsewire {group} COMMAND [OPTIONS]
+
+{about}
+
+commands:
+{commands}
+
+`sparsewire {group} COMMAND --help` shows the options of one command.
+
+examples:
+{examples}"""
 _WANTED = {
     r"invalid literal for int\(\) with base 10: (.*)": "a whole number",
     r"could not convert string to float: (.*)": "a number",
@@ -51,15 +64,18 @@ def parse(words: Sequence[str]) -> Command:
         print(f"sparsewire {version()}")
         raise SystemExit(0)
     if name in ("--help", "-h"):
-        lines = (f"  {name:<9}{text.splitlines()[0]}" for name, (_, text) in COMMANDS.items())
-        print(_HELP.format(commands="\n".join(lines)), end="")
+        alone = {name: text for name, (_, text) in COMMANDS.items() if " " not in name}
+        print(_HELP.format(commands=_listed({**alone, **GROUPS})), end="")
         raise SystemExit(0)
+    if name in GROUPS:
+        second = words[1] if len(words) > 1 else "--help"
+        if second in ("--help", "-h"):
+            _help_with_group(name)
+        name = f"{name} {second}"
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
-        raise CommandError(f"there is no command {name!r}: {hint}", USAGE)
+        raise CommandError(_unknown(name), USAGE)
     options, description = COMMANDS[name]
-    own, others = list(words[1:]), list[str]()
+    own, others = list(words[len(name.split()) :]), list[str]()
     if options is Lab and "--" in own:
         place = own.index("--")
         own, others = own[:place], own[place + 1 :]
@@ -78,6 +94,39 @@ def parse(words: Sequence[str]) -> Command:
             raise
         raise CommandError(_condense(complaint.getvalue(), name), USAGE) from None
     return replace(command, command=tuple(others)) if isinstance(command, Lab) else command
+
+
+def _listed(commands: Mapping[str, str]) -> str:
+    width = max(map(len, commands)) + 2
+    return "\n".join(f"  {name:<{width}}{text.splitlines()[0]}" for name, text in commands.items())
+
+
+def _help_with_group(group: str) -> NoReturn:
+    """Print what commands a group has, with all their examples."""
+    members = {
+        name.split()[1]: text
+        for name, (_, text) in COMMANDS.items()
+        if name.startswith(f"{group} ")
+    }
+    examples = "".join(text.partition("examples:\n")[2] for text in members.values())
+    print(
+        _GROUP_HELP.format(
+            group=group, about=GROUPS[group], commands=_listed(members), examples=examples
+        ),
+        end="",
+    )
+    raise SystemExit(0)
+
+
+def _unknown(name: str) -> str:
+    """What to say to a command that is none."""
+    group, _, second = name.rpartition(" ")
+    choices = [
+        command.split()[-1] for command in COMMANDS if command.rpartition(" ")[0] == group
+    ] + ([] if group else list(GROUPS))
+    near = difflib.get_close_matches(second, choices, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(choices)}"
+    return f"there is no command {name!r}: {hint}"
 
 
 def version() -> str:

@@ -1,0 +1,55 @@
+"""What is to be measured, decided and checked before any process starts; plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+Turn = tuple[int, str]  # the round, and who takes it
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One measurement on one network, the same for every rank.
+
+    Args:
+        model: the workload's name.
+        batch_size: examples per rank and step; None for the model's own.
+        turns: who takes a turn when.
+        steps: how many steps a turn measures at most.
+        timeout: seconds after which a step counts as hung.
+        counts: how many it measures of whom, where that is decided already.
+    """
+
+    model: str
+    batch_size: int | None
+    turns: tuple[Turn, ...]
+    steps: int
+    timeout: float
+    counts: dict[str, int]
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Plan:
+        """The plan that `to_dict` and JSON made `fields` from."""
+        turns = tuple((number, name) for number, name in fields["turns"])
+        return cls(**{**fields, "turns": turns})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as JSON can hold it."""
+        return asdict(self)
+
+
+def interleave(contenders: Sequence[str], rounds: int) -> tuple[Turn, ...]:
+    """Everybody's turn in every round; every other round goes backwards.
+
+    A machine that slows down while it is measured then slows all of them down alike.
+
+    >>> interleave(["a", "b"], 2)
+    ((0, 'a'), (0, 'b'), (1, 'b'), (1, 'a'))
+    """
+    return tuple(
+        (number, name)
+        for number in range(rounds)
+        for name in (reversed(contenders) if number % 2 else contenders)
+    )

@@ -1,0 +1,171 @@
+"""One rank of a measurement: takes its turns with every contender, and rank 0 tells about them.
+
+Its records: "opening" about the model, "turn" when one begins, "step" after each of its steps as
+a sign of life, "measured" with all steps of a turn, "failed" for a contender that cannot run here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..tasks import workloads
+from ..tasks.workloads import Workload, WorkloadError
+from .contenders import PEERS, Entry
+from .plan import Plan
+from .stopwatch import Step, steps
+
+Emit = Callable[[dict[str, Any]], None]
+
+_PATIENCE = 5.0  # seconds that the measured steps of a turn should not exceed by much
+_FEWEST = 2  # steps that a turn measures even so
+
+
+def take_turns(plan: Plan, emit: Emit) -> None:
+    """Measure what `plan` asks for, as a rank of the default process group."""
+    rank = dist.get_rank()
+    tell: Emit = emit if rank == 0 else lambda record: None
+    workload = workloads.build(plan.model, plan.batch_size, rank)
+    workloads.rehearse(workload, plan.model)
+    _compare(workload, plan.model)
+    parameters = [p for p in workload.model.parameters() if p.requires_grad]
+    tell(
+        {
+            "record": "opening",
+            "parameters": sum(p.numel() for p in parameters),
+            "tensors": len(parameters),
+            "examples": workload.examples,
+        }
+    )
+    unable = _probe({name for _, name in plan.turns})
+    for name, reason in unable.items():
+        tell({"record": "failed", "contender": name, "reason": reason})
+    course = _Course(plan, workload, tell)
+    for number, name in plan.turns:
+        if name not in unable:
+            course.turn(number, name)
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """One step on one rank, with the bytes it sent: of payload, and through the interface."""
+
+    step: Step
+    payload: int
+    wire: int | None
+
+
+class _Course:
+    """The turns of one rank."""
+
+    def __init__(self, plan: Plan, workload: Workload, tell: Emit) -> None:
+        self._plan, self._workload, self._tell = plan, workload, tell
+        self._counts = dict(plan.counts)
+        self._start = {k: v.clone() for k, v in workload.model.state_dict().items()}
+
+    def turn(self, number: int, name: str) -> None:
+        """Enter, warm up, measure, leave."""
+        self._tell({"record": "turn", "round": number, "contender": name})
+        # Weights that have learnt for longer have smaller gradients, down to denormal ones.
+        self._workload.model.load_state_dict(self._start)
+        optimizer = torch.optim.SGD(self._workload.model.parameters(), lr=0.01)
+        entry = Entry(name, self._workload.model, perf_counter, self._plan.timeout)
+        taking = steps(entry, self._workload, optimizer, dist.barrier)
+        try:
+            for _ in range(entry.warm_up):
+                last = next(taking)
+                self._tell({"record": "step", "seconds": last.seconds})
+            if name not in self._counts:
+                self._counts[name] = self._agree(last.seconds)
+            mine = []
+            for _ in range(self._counts[name]):
+                before = entry.sent(dist.get_world_size()), _through_interface()
+                step = next(taking)
+                after = entry.sent(dist.get_world_size()), _through_interface()
+                wire = None if before[1] is None or after[1] is None else after[1] - before[1]
+                mine.append(_Sample(step, after[0] - before[0], wire))
+                self._tell({"record": "step", "seconds": step.seconds})
+        finally:
+            taking.close()
+        entry.leave()
+        samples = self._merge(mine)
+        self._tell({"record": "measured", "round": number, "contender": name, "steps": samples})
+
+    def _agree(self, seconds: float) -> int:
+        """How many steps to measure, as rank 0 decides from how long one takes."""
+        count = min(self._plan.steps, max(_FEWEST, int(_PATIENCE / seconds)))
+        decided = torch.tensor(count)
+        dist.broadcast(decided, 0)
+        return int(decided)
+
+    def _merge(self, mine: list[_Sample]) -> list[dict[str, Any]]:
+        """On rank 0, every step as the mean over all ranks."""
+        world = dist.get_world_size()
+        found: list[list[_Sample]] | None = [[]] * world if dist.get_rank() == 0 else None
+        dist.gather_object(mine, found)
+        return [_mean(list(ranks)) for ranks in zip(*found, strict=True)] if found else []
+
+
+def _mean(ranks: list[_Sample]) -> dict[str, Any]:
+    def mean(values: list[dict[str, float]]) -> dict[str, float]:
+        return {key: sum(value[key] for value in values) / len(values) for key in values[0]}
+
+    wire = [sample.wire for sample in ranks if sample.wire is not None]
+    return {
+        "seconds": sum(sample.step.seconds for sample in ranks) / len(ranks),
+        "ranks": [sample.step.seconds for sample in ranks],
+        "parts": mean([sample.step.parts for sample in ranks]),
+        "busy": mean([sample.step.busy for sample in ranks]),
+        "hidden": mean([sample.step.hidden for sample in ranks]),
+        "payload": sum(sample.payload for sample in ranks) / len(ranks),
+        "wire": sum(wire) / len(wire) if wire else None,
+    }
+
+
+def _probe(names: set[str]) -> dict[str, str]:
+    """The contenders whose numbers this backend cannot add up, found out by trying."""
+    unable = {}
+    for name, peer in PEERS.items():
+        if name in names:
+            try:
+                dist.all_reduce(torch.zeros(1, dtype=peer.adds))
+            except RuntimeError:
+                kind = str(peer.adds).removeprefix("torch.")
+                unable[name] = f"the backend {dist.get_backend()} cannot add {kind}"
+    return unable
+
+
+def _compare(workload: Workload, name: str) -> None:
+    """Refuse models that are not the same on all ranks, with which DDP would hang or go astray."""
+    digest = hashlib.sha256()
+    for key, parameter in workload.model.named_parameters():
+        total = float(parameter.detach().double().sum())
+        digest.update(f"{key} {tuple(parameter.shape)} {parameter.dtype} {total}".encode())
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, digest.hexdigest())
+    for rank, other in enumerate(found):
+        if other != found[0]:
+            raise WorkloadError(
+                f"{name} builds another model on rank {rank} than on rank 0: all ranks must begin "
+                f"with the same weights, so leave torch's seed alone, or set the same everywhere"
+            )
+
+
+def _through_interface() -> int | None:
+    """Bytes that this host's network interface has sent; None where it is everybody's."""
+    name = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+    if name == "lo":
+        return None
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        interface, _, numbers = line.partition(":")
+        if interface.strip() == name:
+            return int(numbers.split()[8])
+    return None
