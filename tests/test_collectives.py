@@ -16,7 +16,6 @@ from sparsewire.collectives import (
     Collective,
     Gather,
     Reduce,
-    Talk,
     Total,
     gather_traffic,
     ordered_sum,
@@ -51,10 +50,6 @@ class Notebook:
         assert total.damage == FINE
         return total.values
 
-    def agree(self) -> Talk:
-        assert not self.added, "the ranks agree before anything is added"
-        self.agreed = yield Gather(torch.zeros(1, dtype=torch.uint8))
-
     def narrow(self, indices: Tensor, values: Tensor) -> Tensor:
         return values.to(torch.bfloat16)
 
@@ -70,10 +65,9 @@ def meet(collective: Collective, entries: list[tuple[list[int], list[float]]]) -
         for (indices, values), desk in zip(entries, desks, strict=True)
     ]
     answers = answer_all([next(talk) for talk in talks])
-    verdicts = answer_all([t.send(a) for t, a in zip(talks, answers, strict=True)])
-    for talk, verdict in zip(talks, verdicts, strict=True):
+    for talk, answer in zip(talks, answers, strict=True):
         with pytest.raises(StopIteration):
-            talk.send(verdict)
+            talk.send(answer)
     return desks
 
 

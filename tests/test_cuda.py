@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import sparsewire as sw
 from sparsewire.desk import Call
-from sparsewire.engine import Exchange, Outcome
+from sparsewire.engine import Exchange, Finding, Unsound, agree
 from sparsewire.meter import Meter
 
 SCHEMES = [
@@ -96,13 +96,17 @@ class Workers:
         for gradient in self.gradients:
             gradient.copy_(torch.randn(gradient.shape, generator=generator))
 
-    def meet(self) -> Outcome:
+    def meet(self) -> list[Finding]:
         runs = []
         for rank, (gradient, pages) in enumerate(zip(self.gradients, self.pages, strict=True)):
             before, after = ({"residual": page} for page in pages)
             call = Call(7, rank, len(self.gradients))
             runs.append(self.exchange.run(gradient, before, after, call, self.meters[rank]))
         return sw.SimulatedGroup(len(runs)).drive(runs, self.meters)
+
+    def agree(self, findings: list[Finding]) -> Unsound | None:
+        closing = [agree([finding], rank) for rank, finding in enumerate(findings)]
+        return sw.SimulatedGroup(len(findings)).drive(closing, self.meters)[0]
 
     def turn(self) -> None:
         for before, after in self.pages:
@@ -136,13 +140,13 @@ def test_an_exchange_waits_for_nothing_and_can_be_captured() -> None:
             torch.cuda.set_sync_debug_mode("default")
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            outcome = captured.meet()
+            findings = captured.meet()
         for step in range(3, 6):
             for workers in (eager, captured):
                 workers.fill(step)
             eager.meet()
             graph.replay()
-            assert outcome.settle() is None, scheme
+            assert captured.agree(findings) is None, scheme
             for one, other in zip(eager.gradients, captured.gradients, strict=True):
                 assert torch.equal(one, other), f"{scheme}, step {step}"
             for workers in (eager, captured):
@@ -152,9 +156,9 @@ def test_an_exchange_waits_for_nothing_and_can_be_captured() -> None:
 def test_numbers_that_are_not_finite_are_told_at_the_end() -> None:
     workers = Workers("TopK(0.05)")
     workers.fill(0)
-    assert workers.meet().settle() is None
+    assert workers.agree(workers.meet()) is None
     workers.gradients[1][5] = float("nan")
-    verdict = workers.meet().settle()
+    verdict = workers.agree(workers.meet())
     assert verdict is not None
     assert verdict.parameters == {1: "a"}
 

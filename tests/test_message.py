@@ -11,7 +11,6 @@ from hypothesis import given
 
 import sparsewire as sw
 from sparsewire.message import (
-    FINE,
     HEADER_BYTES,
     VERSION,
     Header,
@@ -41,7 +40,6 @@ def said(*changes: dict[str, int]) -> list[Header]:
         scheme=word,
         layout=word,
         length=word,
-        unsound=st.integers(-1, 2**31 - 1),
         version=st.integers(0, 2**16 - 1),
     )
 )
@@ -54,12 +52,12 @@ def test_header_comes_back_as_it_was(header: Header) -> None:
 
 def test_header_is_laid_out_as_ever() -> None:
     """Pinned: another layout must come with another version."""
-    data = replace(HEADER, rank=258, unsound=-1).pack().numpy().tobytes()
-    assert VERSION == 3
+    data = replace(HEADER, rank=258).pack().numpy().tobytes()
+    assert VERSION == 4
     assert data.hex() == (
-        "53505752" "0300" "0000" "02010000" "ffffffff" "0700000000000000"
+        "53505752" "0400" "0000" "02010000" "00000000" "0700000000000000"
         "0200000000000000" "0b00000000000000" "1600000000000000" "2100000000000000"
-        "7c50f98be6031a80"
+        "4a4dd3e9abccb0e1"
     )  # fmt: skip
 
 
@@ -76,8 +74,8 @@ def test_header_of_another_rank_is_refused() -> None:
         Header.unpack(HEADER.pack(), 1)
 
 
-def test_same_words_pass_whatever_their_rank_and_soundness() -> None:
-    headers = said({}, {"unsound": 4}, {})
+def test_same_words_pass_whatever_their_rank() -> None:
+    headers = said({}, {}, {})
     for own in headers:
         compare(headers, own, "TopK(0.01)")
 
@@ -85,7 +83,7 @@ def test_same_words_pass_whatever_their_rank_and_soundness() -> None:
 @pytest.mark.parametrize(
     ("name", "words", "detail"),
     [
-        ("version", "the version of sparsewire's wire format", "(99 instead of 3)"),
+        ("version", "the version of sparsewire's wire format", "(99 instead of 4)"),
         ("scheme", "the scheme,", ""),
         ("layout", "names, order, shapes or types,", ""),
         ("step", "the step", "(99 instead of 7)"),
@@ -152,8 +150,3 @@ def test_layouts_differ_by_name_order_shape_and_type() -> None:
     ]
     assert len({base, *others}) == 6
     assert printed({"a": (2, 3), "b": (4,)}, ratio=0.5) == base  # that is the scheme's business
-
-
-def test_fine_is_no_parameter() -> None:
-    assert FINE < 0
-    assert HEADER.unsound == FINE

@@ -68,8 +68,7 @@ def exchange() -> Exchange:
 
 
 def desk() -> Desk:
-    fine = torch.tensor(FINE)
-    return Desk(exchange(), torch.zeros(20), torch.zeros(21), CALL, Meter(), fine)
+    return Desk(exchange(), torch.zeros(20), torch.zeros(21), CALL, Meter())
 
 
 def test_every_example_is_looked_at() -> None:
@@ -79,7 +78,7 @@ def test_every_example_is_looked_at() -> None:
 
 
 def test_header() -> None:
-    header = exchange()._header(CALL, FINE)
+    header = exchange()._header(CALL)
     assert written(header.pack()) == bytes_of("header")
     assert Header.unpack(tensor_of("header"), 1) == header
     assert header.scheme == fingerprint(repr(SCHEME), "")
@@ -146,7 +145,7 @@ def plain_digest(data: bytes, key: int) -> int:
 
 
 def plain_key(rank: int) -> int:
-    header = exchange()._header(CALL, FINE)
+    header = exchange()._header(CALL)
     key = 0
     for number in (CALL.step, CALL.bucket, header.scheme, header.layout, rank):
         key = plain_mix(key ^ number)
@@ -212,11 +211,11 @@ def test_verdicts() -> None:
     assert f"{len(REASONS)} · sender + reason" in PAGE
     context, fine = exchange().context(CALL), torch.tensor(FINE)
     first = pack_verdict(fine, fine, context.key(0))
-    assert settle([first, tensor_of("verdict")], context) == {}
+    assert settle(torch.stack([first, tensor_of("verdict")]), context) == {}
     with pytest.raises(sw.DamageError, match=f"rank 0 that rank 1 received at.*{REASONS[VALUES]}"):
-        settle([first, tensor_of("damage")], context)
+        settle(torch.stack([first, tensor_of("damage")]), context)
     unsound = pack_verdict(fine, torch.tensor(5), context.key(0))
-    assert settle([unsound, tensor_of("verdict")], context) == {0: 5}
+    assert settle(torch.stack([unsound, tensor_of("verdict")]), context) == {0: 5}
 
 
 def test_reasons_and_version() -> None:
@@ -232,7 +231,7 @@ def test_error_texts_are_those_of_the_library() -> None:
     whole = re.sub(r'"\s*\n\s*f?"', "", whole)
     table = PAGE.split("## What is checked")[1].split("\nAll ranks")[0]
     texts = [text for text in re.findall(r"`([^`]+)`", table) if "…" in text]
-    assert len(texts) == 6
+    assert len(texts) == 5
     for text in texts:
         for piece in re.split(r"…|disagrees|at step …, bucket …|at step|: its checksum.*", text):
             assert piece.strip(" :,") in whole, f"no error says {piece!r}"

@@ -109,9 +109,6 @@ class Desk(Protocol):
     def check(self, total: Total) -> Tensor:
         """The sum; damage is remembered."""
 
-    def agree(self) -> Talk:
-        """Raise on all ranks if any found damage; where that would mean to wait, raise later."""
-
     def apply(self, entries: Sequence[tuple[Tensor, Tensor]], share: float) -> None:
         """Write the sum of all entries, each times `share`, into the gradient."""
 
@@ -138,9 +135,7 @@ class AllGather(Collective):
 
     def meet(self, indices: Tensor, values: Tensor, desk: Desk) -> Talk:
         messages = yield Gather(desk.write(indices, values))
-        entries = desk.read(messages)
-        yield from desk.agree()
-        desk.apply(entries, desk.share)
+        desk.apply(desk.read(messages), desk.share)
 
     def traffic(self, message: int, count: int, width: int, sum_width: int, world: int) -> int:
         return gather_traffic(message, world)
@@ -155,7 +150,6 @@ class AllReduce(Collective):
     def meet(self, indices: Tensor, values: Tensor, desk: Desk) -> Talk:
         narrow = desk.narrow(indices, values)
         mean = desk.check((yield Reduce(narrow, values.dtype, desk.context, desk.share)))
-        yield from desk.agree()
         desk.apply([(indices, mean)], 1.0)
 
     def traffic(self, message: int, count: int, width: int, sum_width: int, world: int) -> int:

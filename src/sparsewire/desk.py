@@ -1,7 +1,6 @@
 """Writing one rank's message, reading everybody's, and putting the mean into the gradient.
 
-Nothing that arrives is believed: every message is checked from its digest to its last value, and
-all ranks agree on whether all of them were fine.
+Nothing that arrives is believed: every message is checked from its digest to its last value.
 """
 
 from __future__ import annotations
@@ -14,17 +13,16 @@ import torch
 from torch import Tensor
 
 from . import kernels
-from .collectives import Gather, Talk, Total
+from .collectives import Total
 from .message import (
     FINE,
+    REASONS,
     VALUES,
     Context,
     damage_code,
     first_damage,
     is_sealed,
-    pack_verdict,
     seal,
-    settle,
 )
 from .meter import Meter
 from .selectors import Draw
@@ -36,12 +34,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Call:
-    """Which exchange this is: the `step` and `bucket`, on `rank` of `world`."""
+    """Which exchange this is: the `step` and `bucket`, on `rank` of `world`.
+
+    `opens`: it is the first one of its step.
+    """
 
     step: int
     rank: int
     world: int
     bucket: int = 0
+    opens: bool = True
 
 
 def finite(values: Tensor) -> Tensor:
@@ -55,8 +57,8 @@ def finite(values: Tensor) -> Tensor:
 class Desk:
     """Writes and reads the messages of one exchange, and writes the mean into the gradient.
 
-    What it finds stays on the gradient's device. On the CPU it is looked at before the gradient
-    changes; elsewhere that would mean to wait for the device, so `settle` looks at it afterwards.
+    What it finds wrong, in `damage`, stays on the gradient's device: the ranks compare it when the
+    step is over, and the mean is written without waiting for that.
     """
 
     exchange: Exchange
@@ -64,13 +66,12 @@ class Desk:
     ledger: Tensor
     call: Call
     meter: Meter
-    unsound: Tensor
 
     def __post_init__(self) -> None:
         self.share = 1 / self.call.world
         self.context: Context = self.exchange.context(self.call)
-        self._damage = torch.full_like(self.unsound, FINE)
-        self._verdicts: Sequence[Tensor] = ()
+        self.damage = torch.full((), FINE, device=self.gradient.device)
+        self._own: tuple[Tensor, Tensor] | None = None  # what this rank wrote, as others read it
 
     def write(self, indices: Tensor, values: Tensor) -> Tensor:
         with self.meter.stage("encode"):
@@ -86,7 +87,13 @@ class Desk:
 
     def read(self, messages: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         with self.meter.stage("decode"):
-            opened = [self.open(message, rank) for rank, message in enumerate(messages)]
+            fine = torch.ones((), dtype=torch.bool, device=self.gradient.device)
+            opened = [
+                (*self._own, [fine] * len(REASONS))
+                if rank == self.call.rank and self._own is not None
+                else self.open(message, rank)
+                for rank, message in enumerate(messages)
+            ]
             self._remember(first_damage([findings for _, _, findings in opened]))
             return [(indices, values) for indices, values, _ in opened]
 
@@ -118,17 +125,7 @@ class Desk:
 
     def _remember(self, damage: Tensor) -> None:
         """Keep the first damage."""
-        self._damage = torch.where(self._damage == FINE, damage, self._damage)
-
-    def agree(self) -> Talk:
-        key = self.context.key(self.call.rank)
-        self._verdicts = yield Gather(pack_verdict(self._damage, self.unsound, key))
-        if self.gradient.device.type == "cpu":
-            self.settle()
-
-    def settle(self) -> dict[int, int]:
-        """Raise if any rank found damage; else the first bad span of each rank that has one."""
-        return settle(self._verdicts, self.context)
+        self.damage = torch.where(self.damage == FINE, damage, self.damage)
 
     def narrow(self, indices: Tensor, values: Tensor) -> Tensor:
         with self.meter.stage("encode"):
@@ -145,8 +142,10 @@ class Desk:
         place = Place(indices, segments, self._key(self.call.rank))
         data = codec.encode(values, place)
         if not codec.exact(values.dtype):
-            error = values - codec.decode(data, place, values.dtype)
-            kernels.on(error.device).put_back(self.ledger, indices, error, segments)
+            read = codec.decode(data, place, values.dtype)
+            kernels.on(read.device).put_back(self.ledger, indices, values - read, segments)
+            values = read
+        self._own = (indices, values)
         return data
 
     def _key(self, rank: int) -> int:

@@ -6,7 +6,7 @@ knows nothing of networks, threads or devices; the drivers in `groups/` carry it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -22,7 +22,6 @@ from .kernels.counter import fold, name_key
 from .memory import LEDGER
 from .message import (
     DIGEST_BYTES,
-    FINE,
     HEADER_BYTES,
     VERDICT_BYTES,
     Context,
@@ -30,6 +29,8 @@ from .message import (
     compare,
     fingerprint,
     layout_fingerprint,
+    pack_verdict,
+    settle,
 )
 from .meter import Meter
 from .scheme import Scheme
@@ -39,7 +40,7 @@ from .selectors import Draw
 
 @dataclass(frozen=True)
 class Unsound:
-    """NaN or infinity, by rank and first parameter. The gradient is as it was."""
+    """NaN or infinity, by rank and first parameter."""
 
     parameters: Mapping[int, str]
 
@@ -48,19 +49,33 @@ class Unsound:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How an exchange ended, once somebody asks: on a GPU that means to wait for it."""
+class Finding:
+    """What one rank found in one exchange; on a GPU not known until somebody looks."""
 
     segments: Segments
-    find: Callable[[], Mapping[int, int]]
-
-    def settle(self) -> Unsound | None:
-        """None if the gradient now holds the mean. Raises `DamageError` if any message was bad."""
-        bad = {rank: self.segments.spans[span].name for rank, span in self.find().items()}
-        return Unsound(bad) if bad else None
+    context: Context
+    damage: Tensor
+    unsound: Tensor
 
 
-Run = Generator[Request, Any, Outcome]
+Run = Generator[Request, Any, Finding]
+
+
+def agree(findings: Sequence[Finding], rank: int) -> Generator[Request, Any, Unsound | None]:
+    """Compare with all ranks what was found in the exchanges of a step.
+
+    Returns None if every gradient now holds the mean. Raises `DamageError`, on all ranks, if any
+    message was bad.
+    """
+    own = [pack_verdict(f.damage, f.unsound, f.context.key(rank)) for f in findings]
+    answers = yield Gather(torch.cat(own))
+    said = torch.stack(list(answers)).cpu().view(len(answers), len(findings), VERDICT_BYTES)
+    for number, finding in enumerate(findings):
+        bad = settle(said[:, number].contiguous(), finding.context)
+        if bad:
+            names = {sender: finding.segments.spans[span].name for sender, span in bad.items()}
+            return Unsound(names)
+    return None
 
 
 @dataclass(frozen=True)
@@ -110,7 +125,7 @@ class Exchange:
         )
 
     def traffic(self, world: int) -> int:
-        """Bytes each rank sends in one exchange, as many as it receives, headers included."""
+        """Bytes each rank sends in the first exchange of a step, as many as it receives."""
         ahead = HEADER_BYTES + (len(self.segments.spans) if self.skips_unused else 0)
         payload = self.scheme.collective.traffic(
             self.message_bytes,
@@ -132,7 +147,7 @@ class Exchange:
         """Exchange one flat gradient, which ends up holding the mean over all ranks.
 
         Reads the memory `before` and writes `after`; it is for the caller to keep `after`, or not,
-        as the outcome says.
+        once the ranks `agree`.
         """
         kept, after = after, self._widened(after)
         before = self._widened(before)
@@ -142,15 +157,12 @@ class Exchange:
             self._count(taken, meter)
         waits = gradient.device.type != "cpu"  # to look at a number there
 
-        if not (waits and self._has_met):
-            header = self._header(call, FINE if waits else int(taken.unsound))
+        if not self._has_met or (call.opens and not waits):
+            header = self._header(call)
             answers = yield Gather(header.pack())
             headers = [Header.unpack(data, rank) for rank, data in enumerate(answers)]
             compare(headers, header, repr(self.scheme))
             self.__dict__["_has_met"] = True
-            bad = {h.rank: h.unsound for h in headers if h.unsound != FINE}
-            if bad:
-                return Outcome(self.segments, lambda: bad)
 
         unused: list[Span] = []
         if self.skips_unused:
@@ -161,12 +173,12 @@ class Exchange:
             ]
             self._leave_out(unused, taken.indices, taken.values)
 
-        desk = Desk(self, gradient, after[LEDGER], call, meter, taken.unsound)
+        desk = Desk(self, gradient, after[LEDGER], call, meter)
         yield from self.scheme.collective.meet(taken.indices, taken.values, desk)
         for span in unused:
             self._undo(span, gradient, before, after)
         self._narrow(after, kept, call)
-        return Outcome(self.segments, desk.settle)
+        return Finding(self.segments, desk.context, desk.damage, taken.unsound)
 
     def _widened(self, fields: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The memory in the type that sums are made in: itself, or a copy."""
@@ -203,11 +215,9 @@ class Exchange:
         """What the digests of all messages of this exchange are keyed with."""
         return Context(call.step, call.bucket, *self._fingerprints)
 
-    def _header(self, call: Call, unsound: int) -> Header:
+    def _header(self, call: Call) -> Header:
         scheme, layout = self._fingerprints
-        return Header(
-            call.rank, call.step, call.bucket, scheme, layout, self.message_bytes, unsound
-        )
+        return Header(call.rank, call.step, call.bucket, scheme, layout, self.message_bytes)
 
     def _used(self, gradient: Tensor) -> Tensor:
         """One byte per parameter: 1 if any of its gradient is not zero."""

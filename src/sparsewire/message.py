@@ -1,8 +1,9 @@
 """The wire format: a fixed-size header that goes ahead, the payload whose size it announces, and a
 verdict on what arrived.
 
-Headers are compared before any payload moves, because backends abort or mix up messages of
-unequal length. Sizes follow from scheme and segments alone and are known before anything is sent.
+Headers are compared before any payload of a step moves, because backends abort or mix up messages
+of unequal length. Sizes follow from scheme and segments alone and are known before anything is
+sent.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from .kernels.counter import digest_int, fold, signed
 from .segments import Segments
 
 MAGIC = b"SPWR"
-VERSION = 3
-_LAYOUT = struct.Struct("<4sHHIiqQQQQ")
+VERSION = 4
+_LAYOUT = struct.Struct("<4sHHIIqQQQQ")
 DIGEST_BYTES = 8
 HEADER_BYTES = _LAYOUT.size + DIGEST_BYTES
 VERDICT_BYTES = 16 + DIGEST_BYTES
@@ -49,7 +50,6 @@ class Header:
     scheme: int
     layout: int
     length: int
-    unsound: int = FINE  # number of the first parameter with NaN or infinity
     version: int = VERSION
 
     def pack(self) -> Tensor:
@@ -59,7 +59,7 @@ class Header:
             self.version,
             0,
             self.rank,
-            self.unsound,
+            0,
             self.step,
             self.bucket,
             self.scheme,
@@ -72,7 +72,7 @@ class Header:
     def unpack(data: Tensor, rank: int) -> Header:
         """The header that rank `rank` sent."""
         raw = data.cpu().numpy().tobytes()
-        magic, version, _, sender, unsound, step, bucket, scheme, layout, length = _LAYOUT.unpack(
+        magic, version, _, sender, _, step, bucket, scheme, layout, length = _LAYOUT.unpack(
             raw[: _LAYOUT.size]
         )
         if magic != MAGIC or sender != rank or raw[_LAYOUT.size :] != _digest(raw[: _LAYOUT.size]):
@@ -80,7 +80,7 @@ class Header:
                 f"what arrived from rank {rank} is no header of sparsewire's: "
                 f"does another program use the same process group, or another version of it?"
             )
-        return Header(rank, step, bucket, scheme, layout, length, unsound, version)
+        return Header(rank, step, bucket, scheme, layout, length, version)
 
 
 def _digest(data: bytes) -> bytes:
@@ -170,13 +170,13 @@ def pack_verdict(damage: Tensor, unsound: Tensor, key: int) -> Tensor:
     return seal(words, key)
 
 
-def settle(verdicts: Sequence[Tensor], context: Context) -> dict[int, int]:
+def settle(verdicts: Tensor, context: Context) -> dict[int, int]:
     """Raise on all ranks if any found damage; else the first bad span of each rank that has one.
 
     Raises on the rank alone whose copy of a verdict does not match its digest: nobody else knows.
     """
     where = f"at step {context.step}, bucket {context.bucket}"
-    words = torch.stack(list(verdicts)).cpu().view(torch.int64).tolist()
+    words = verdicts.view(torch.int64).tolist()
     for sender, (damage, unsound, digest) in enumerate(words):
         if digest != signed(digest_int([damage & _MASK, unsound & _MASK], context.key(sender))):
             raise DamageError(

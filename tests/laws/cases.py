@@ -17,7 +17,7 @@ from torch import Tensor
 
 import sparsewire as sw
 from sparsewire.desk import Call
-from sparsewire.engine import Exchange, Unsound
+from sparsewire.engine import Exchange, Unsound, agree
 from sparsewire.ledger import Ledger
 from sparsewire.memory import LEDGER
 from sparsewire.meter import Meter
@@ -209,7 +209,11 @@ class Crew:
             before, after = self.ledgers[rank].open(0, engine.segments, kept, flat.device)
             call = Call(self.step, rank, self.world)
             runs.append(engine.run(flat, before, after, call, self.meters[rank]))
-        verdict = sw.SimulatedGroup(self.world).drive(runs, self.meters).settle()
+        group = sw.SimulatedGroup(self.world)
+        findings = group.drive(runs, self.meters)
+        closing = [agree([finding], rank) for rank, finding in enumerate(findings)]
+        verdict, *others = group.drive(closing, self.meters)
+        assert all(other == verdict for other in others)
         for ledger in self.ledgers:
             ledger.commit() if verdict is None else ledger.discard()
         self.step += verdict is None

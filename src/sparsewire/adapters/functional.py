@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import kernels
 from ..desk import Call
-from ..engine import Exchange, Outcome, Run
+from ..engine import Exchange, Run, Unsound, agree
 from ..errors import NonFiniteError, StateError
 from ..groups import Group, drive
 from ..groups.simulated import SimulatedGroup
@@ -64,7 +64,8 @@ def exchange(
     """
     job = _Job(gradients, state, group.rank, group.size)
     group.doing = f"the exchange of step {state.step}"
-    return job.end(drive(job.run(), group, state.meter))
+    finding = drive(job.run(), group, state.meter)
+    return job.end(drive(agree([finding], group.rank), group, state.meter))
 
 
 def simulate(
@@ -80,8 +81,10 @@ def simulate(
     jobs = [
         _Job(g, s, rank, size) for rank, (g, s) in enumerate(zip(gradients, states, strict=True))
     ]
-    outcome = SimulatedGroup(size).drive([job.run() for job in jobs], [s.meter for s in states])
-    ends = [job.end(outcome) for job in jobs]
+    group, meters = SimulatedGroup(size), [state.meter for state in states]
+    findings = group.drive([job.run() for job in jobs], meters)
+    verdicts = group.drive([agree([f], rank) for rank, f in enumerate(findings)], meters)
+    ends = [job.end(verdict) for job, verdict in zip(jobs, verdicts, strict=True)]
     return ends[0][0], [state for _, state in ends]
 
 
@@ -157,10 +160,9 @@ class _Job:
             self._flat, self._before, self._after, self._call, self._state.meter
         )
 
-    def end(self, outcome: Outcome) -> tuple[dict[str, Tensor], State]:
+    def end(self, verdict: Unsound | None) -> tuple[dict[str, Tensor], State]:
         """Mean and next state."""
         state, segments = self._state, self._exchange.segments
-        verdict = outcome.settle()
         if verdict is not None:
             raise NonFiniteError(
                 f"NaN or infinity in the gradient at step {state.step}: {verdict}; the state "

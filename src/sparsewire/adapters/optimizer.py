@@ -16,7 +16,7 @@ from torch import nn
 
 from .. import kernels
 from ..desk import Call
-from ..engine import Exchange
+from ..engine import Exchange, agree
 from ..errors import AttachError, NonFiniteError, StateError
 from ..groups import Alone, Group, drive
 from ..groups.distributed import DistributedGroup
@@ -133,7 +133,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.group.doing = f"the exchange of step {self.steps}"
         run = exchange.run(flat, before, after, call, self._meter)
         try:
-            verdict = drive(run, self.group, self._meter).settle()
+            finding = drive(run, self.group, self._meter)
+            verdict = drive(agree([finding], self.group.rank), self.group, self._meter)
         except BaseException:
             self._ledger.discard()
             raise

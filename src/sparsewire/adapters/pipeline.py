@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 
 from ..desk import Call
-from ..engine import Exchange, Outcome, Unsound
+from ..engine import Exchange, Finding, Unsound, agree
 from ..errors import DamageError, DisagreementError, NonFiniteError, SparsewireError
 from ..groups import drive
 from ..groups.distributed import DistributedGroup
@@ -54,8 +54,7 @@ class _Step:
     buckets: list[_Bucket] = field(default_factory=list)
     number: int = -1
     scheme: Scheme | None = None  # None until the exchange thread begins
-    outcomes: list[Outcome] = field(default_factory=list)
-    unsound: Unsound | None = None
+    findings: list[Finding] = field(default_factory=list)
     error: SparsewireError | None = None
 
 
@@ -156,7 +155,7 @@ class Pipeline:
                 self._stream.wait_event(bucket.ready)
             try:
                 scheme = step.scheme or self._begin(step)
-                if step.error is None and step.unsound is None:
+                if step.error is None:
                     self._exchange(step, scheme, bucket)
                 if bucket.is_last and step.error is None:
                     self._finish(step)
@@ -188,24 +187,20 @@ class Pipeline:
         before, after = self.ledger.open(
             key, segments, scheme.memory.kept_as(flat.dtype), flat.device
         )
-        call = Call(step.number, self.group.rank, self.group.size, bucket.index)
+        opens = not step.findings
+        call = Call(step.number, self.group.rank, self.group.size, bucket.index, opens)
         run = unit.exchange.run(flat, before, after, call, self.meter)
-        outcome = drive(run, self.group, self.meter)
+        step.findings.append(drive(run, self.group, self.meter))
         self.meter.values += segments.size
-        if self._stream is None:
-            step.unsound = outcome.settle()
-        else:
-            step.outcomes.append(outcome)  # to look at it now would mean to wait for the device
-        if step.unsound is None and unit.staging is not None:
+        if unit.staging is not None:
             unit.copy_out(flat, step.buckets if is_global else [bucket])
 
     def _finish(self, step: _Step) -> None:
-        for outcome in step.outcomes:
-            step.unsound = step.unsound or outcome.settle()
-        if step.unsound is not None:
+        unsound = drive(agree(step.findings, self.group.rank), self.group, self.meter)
+        if unsound is not None:
             self.ledger.discard()
             self.meter.skipped += 1
-            self._reject(step)
+            self._reject(step, unsound)
         else:
             self.ledger.commit()
             self.steps += 1
@@ -213,9 +208,9 @@ class Pipeline:
         for item in step.buckets:
             item.promise.keep(item.buffer)
 
-    def _reject(self, step: _Step) -> None:
+    def _reject(self, step: _Step, unsound: Unsound) -> None:
         """NaN or infinity somewhere: no rank takes this step."""
-        found = f"NaN or infinity in the gradient at step {step.number}: {step.unsound}"
+        found = f"NaN or infinity in the gradient at step {step.number}: {unsound}"
         if self.scaling.scaler is not None:
             log.info("%s; left to the GradScaler", found)
             for item in step.buckets:

@@ -6,10 +6,10 @@ in one process. Both give the same numbers.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Generator
+from typing import Any, Protocol, TypeVar
 
 from ..collectives import Request
-from ..engine import Outcome, Run
 from ..meter import Meter
 from .simulated import answer_all
 
@@ -37,15 +37,18 @@ class Alone:
         return answer_all([request])[0]
 
 
-def drive(run: Run, group: Group, meter: Meter) -> Outcome:
-    """Run one rank's exchange to its end."""
+Result = TypeVar("Result")
+
+
+def drive(run: Generator[Request, Any, Result], group: Group, meter: Meter) -> Result:
+    """Run one rank's part to its end."""
     answer: Any = None
     while True:
         try:
             request = run.send(answer)
         except StopIteration as end:
-            outcome: Outcome = end.value
-            return outcome
+            result: Result = end.value
+            return result
         with meter.stage("exchange"):
             answer = group.answer(request)
         meter.count(request.traffic(group.size))

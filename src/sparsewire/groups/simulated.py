@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Generator, Sequence
+from typing import Any, TypeVar
 
 import torch
 
 from ..collectives import Gather, Reduce, Request, Total, ordered_sum
-from ..engine import Outcome, Run
 from ..errors import DisagreementError, SchemeError
 from ..message import FINE
 from ..meter import Meter
+
+Result = TypeVar("Result")
 
 
 class SimulatedGroup:
@@ -22,20 +23,22 @@ class SimulatedGroup:
             raise SchemeError(f"a simulated group of {size} workers makes no sense; use at least 1")
         self.size = size
 
-    def drive(self, runs: Sequence[Run], meters: Sequence[Meter]) -> Outcome:
-        """Run every worker's exchange to its end; they end together, in the same way."""
+    def drive(
+        self, runs: Sequence[Generator[Request, Any, Result]], meters: Sequence[Meter]
+    ) -> list[Result]:
+        """Run every worker's part to its end; they end together. What each one returned."""
         answers: Sequence[Any] = [None] * self.size
         while True:
-            requests, outcomes = [], []
+            requests: list[Request] = []
+            results: list[Result] = []
             for run, answer in zip(runs, answers, strict=True):
                 try:
                     requests.append(run.send(answer))
                 except StopIteration as end:
-                    outcomes.append(end.value)
+                    results.append(end.value)
             if not requests:
-                outcome: Outcome = outcomes[0]
-                return outcome
-            if outcomes:
+                return results
+            if results:
                 raise DisagreementError("some workers ended their exchange before the others")
             answers = answer_all(requests)
             for request, meter in zip(requests, meters, strict=True):

@@ -115,6 +115,22 @@ def deposit_stripe_past_cache(
 
 
 @_intrinsic
+def copy_stripe_past_cache(_typing: Any, source: Any, goal: Any) -> Any:
+    """Copy a stripe to a multiple of 64 bytes, which is written without being read first."""
+
+    def build(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        start, end = (builder.inttoptr(value, _FLOATS.as_pointer()) for value in values)
+        stripe = builder.load(start)
+        stripe.align = 4
+        store = builder.store(stripe, end)
+        store.align = 64
+        store.set_metadata("nontemporal", builder.module.add_metadata([_INT(1)]))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), build
+
+
+@_intrinsic
 def finish_writing(_typing: Any) -> Any:
     """Let other threads see what was written past the cache."""
 

@@ -11,12 +11,20 @@ from torch import Tensor
 
 from .. import reference
 from .jit import Array, array, is_flat, jit, parts_for, share_out
-from .stripes import float32_at, int64_at
+from .stripes import (
+    STRIPE,
+    address,
+    copy_stripe_past_cache,
+    finish_writing,
+    float32_at,
+    int64_at,
+)
 
 if TYPE_CHECKING:
     from ...segments import Segments
 
-_BLOCK = 8192  # coordinates of the result that stay in the cache
+_BLOCK = 4096  # coordinates of the result that stay in the cache
+_LARGE = 1 << 21  # coordinates of a result that the cache cannot hold until it is used
 
 
 def add_up(
@@ -38,7 +46,8 @@ def add_up(
     target, factor = array(flat), np.float32(share)
 
     def work(part: int) -> None:
-        _add_up(target, size * part // parts, size * (part + 1) // parts, table, factor, runs)
+        begin, end = size * part // parts, size * (part + 1) // parts
+        _add_up(target, begin, end, table, factor, runs, size >= _LARGE)
 
     share_out(parts, work)
 
@@ -71,7 +80,13 @@ def _runs(segments: Segments) -> Array:
 
 @jit
 def _add_up(
-    flat: Array, begin: int, end: int, messages: Array, share: np.float32, runs: Array
+    flat: Array,
+    begin: int,
+    end: int,
+    messages: Array,
+    share: np.float32,
+    runs: Array,
+    past_cache: bool,
 ) -> None:
     """The sum of all messages in [begin, end); `messages` are rows of count and two addresses."""
     cursors = np.empty(len(messages), np.int64)
@@ -79,10 +94,11 @@ def _add_up(
         count = messages[rank, 0]
         indices = int64_at(messages[rank, 1], count)
         cursors[rank] = np.searchsorted(indices, begin)
+    room = np.empty(_BLOCK, np.float32)
     run = 0
     for start in range(begin, end, _BLOCK):
         stop = min(start + _BLOCK, end)
-        block = flat[start:stop]
+        block = room[: stop - start] if past_cache else flat[start:stop]
         block[:] = 0
         while run < len(runs) and runs[run, 1] <= start:
             run += 1
@@ -102,10 +118,27 @@ def _add_up(
                 low, high = max(start, runs[later, 0]), min(stop, runs[later, 1])
                 first = count + runs[later, 2] + low - runs[later, 0]
                 entire = float32_at(messages[rank, 2] + 4 * first, high - low)
-                goal = flat[low:high]
+                goal = block[low - start : high - start]
                 for n in range(high - low):
                     goal[n] += entire[n] * share
                 later += 1
+        if past_cache:
+            _copy_past_cache(block, flat[start:stop])
+    if past_cache:
+        finish_writing()
+
+
+@jit
+def _copy_past_cache(block: Array, goal: Array) -> None:
+    source, end = address(block), address(goal)
+    head = min(len(goal), ((-end) & 63) >> 2)
+    goal[:head] = block[:head]
+    stripes = (len(goal) - head) // STRIPE
+    for n in range(stripes):
+        first = 4 * (head + n * STRIPE)
+        copy_stripe_past_cache(source + first, end + first)
+    tail = head + stripes * STRIPE
+    goal[tail:] = block[tail:]
 
 
 @jit
