@@ -152,7 +152,7 @@ def test_core_looks_as_the_design_says() -> None:
         ("selectors", "kernels"),
         ("scheme", "selectors"),
         ("engine", "scheme"),
-        ("groups", "engine"),
+        ("adapters", "engine"),
         ("adapters", "groups"),
         ("cli", ""),
     }
