@@ -18,7 +18,8 @@ from .conftest import environment, run, sentence
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    "words", [[], ["--help"], ["train", "--help"], ["compare", "--help"], ["--version"]]
+    "words",
+    [[], ["--help"], ["train", "--help"], ["compare", "--help"], ["lab", "--help"], ["--version"]],
 )
 def test_help_does_not_import_torch(words: list[str]) -> None:
     program = (
@@ -41,7 +42,7 @@ def test_help_does_not_import_torch(words: list[str]) -> None:
 
 @pytest.mark.timeout(60)
 def test_help_of_every_command_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("train", "compare", "list", "explain"):
+    for command in ("train", "compare", "list", "explain", "lab"):
         with pytest.raises(SystemExit) as ended:
             main([command, "--help"])
         assert not ended.value.code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -29,24 +30,32 @@ def lab(options: Options) -> int:
         raise CommandError("--lab says which lab --set is for: give both, or neither", USAGE)
     if options.command and shutil.which(options.command[0], path=ranks.search_path()) is None:
         raise CommandError(f"there is no command {options.command[0]!r} to run", USAGE)
-    if options.loopback:
-        return _over_loopback(options)
-    made = _plan(options)
-    reason = obstacle()
-    if reason:
-        raise CommandError(f"{reason}; or add --loopback to run over 127.0.0.1, with no shaping")
-    with made:
-        if options.check or not options.command:
-            _check(made, Console(stderr=bool(options.command)))
+    place = _place(options)
+    if isinstance(place, Lab):
+        reason = obstacle()
+        if reason:
+            raise CommandError(
+                f"{reason}; or add --loopback to run over 127.0.0.1, with no shaping"
+            )
+    with place:
+        if isinstance(place, Loopback):
+            _say(f"{place.hosts} ranks over 127.0.0.1, with no shaping")
+        elif options.check or not options.command:
+            _check(place, Console(stderr=bool(options.command)))
         if options.command:
-            ranks.run(made, options.command, _PORT, _folder(options.logs))
+            port = _free_port() if options.loopback else _PORT
+            ranks.run(place, options.command, port, _folder(options.logs))
     return 0
 
 
-def _plan(options: Options) -> Lab:
-    """The lab that is asked for; nothing is built yet."""
+def _place(options: Options) -> Lab | Loopback:
+    """Where the ranks are to run; nothing is built yet."""
+    if options.loopback and not options.command:
+        raise CommandError("--loopback runs a command: write it behind --", USAGE)
     usual, others = _rates(options.rate, "--rate")
     try:
+        if options.loopback:
+            return Loopback(options.hosts)
         return Lab(options.hosts, usual, others, options.oversubscribe)
     except LabError as error:
         raise CommandError(str(error), USAGE) from None
@@ -88,17 +97,6 @@ def _set(options: Options) -> int:
     for host, rate in others.items():
         set_rate(labs[0], rate, host)
     print(f"lab {labs[0]}: {', '.join(options.set)}")
-    return 0
-
-
-def _over_loopback(options: Options) -> int:
-    if not options.command:
-        raise CommandError("--loopback runs a command: write it behind --", USAGE)
-    with Loopback(options.hosts) as place:
-        Console(stderr=True).print(
-            f"{options.hosts} ranks over 127.0.0.1, with no shaping", highlight=False
-        )
-        ranks.run(place, options.command, _free_port(), _folder(options.logs))
     return 0
 
 
@@ -152,5 +150,9 @@ def _folder(asked: Path | None) -> Path:
         if asked:
             raise explain_os_error(error, "write logs to") from None
         folder = Path(tempfile.mkdtemp(prefix="sparsewire-lab-"))
-    Console(stderr=True).print(f"logs: {folder}", highlight=False, soft_wrap=True)
+    _say(f"logs: {folder}")
     return folder
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
