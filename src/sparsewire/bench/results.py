@@ -261,6 +261,31 @@ def _headline(results: Results, run: Run) -> str:
     )
 
 
+def remarks(run: Run) -> list[str]:
+    """What else is to be said about a network, whoever it speaks for."""
+    said = []
+    if run.schemes:
+        best = run.schemes[0]
+        ahead = [one for one in run.finished if one.kind == "peer" and one.median < best.median]
+        for one in sorted(ahead, key=lambda one: one.median):
+            said.append(
+                f"{one.name} is faster than every scheme: {say_seconds(one.median)} against "
+                f"{say_seconds(best.median)} with {best.name}."
+            )
+        slower = [one for one in run.schemes if run.dense and one.median > run.dense.median]
+        if slower:
+            said.append(f"Slower than dense DDP: {', '.join(one.name for one in slower)}.")
+        said.append(
+            f"Compute alone takes {say_seconds(run.floor.median)}; {best.name} takes "
+            f"{best.median / run.floor.median:.2f} times that."
+        )
+    said += [f"{one.name} failed: {one.failed}" for one in run.failed]
+    for link in run.links:
+        if not link.fits:
+            said.append(f"The link of {link.name} is more than 10 % off its rate.")
+    return said
+
+
 def say_seconds(seconds: float, beside: float = 0.0) -> str:
     """A time for people, in the unit that suits the larger of it and its neighbour.
 

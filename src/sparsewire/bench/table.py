@@ -12,21 +12,23 @@ from .results import Contender, Results, Run
 from .stopwatch import PARTS
 
 COSTS = (
-    "step, ms",
-    "quartiles",
-    "× dense",
-    "× compute",
-    "examples/s",
-    "sent",
+    "step,\nms",
+    "\nquartiles",
+    "times\ndense",
+    "times\ncompute",
+    "examples\nper s",
+    "\nsent",
     "hidden",
 )
+_SHORTER = {"optimizer": "update"}  # to fit into 80 columns
 
 
 def build(results: Results, run: Run) -> tuple[Table, Table]:
     """Two tables with a row for each contender."""
     name, size = results.model["name"], results.model["parameters"] / 1e6
     title = f"{name}, {size:.1f} million parameters, {results.hosts} hosts {run.place}"
-    costs, parts = _table(title, COSTS), _table("Parts of the median step, ms", PARTS)
+    costs = _table(title, COSTS)
+    parts = _table("Parts of the median step, ms", [_SHORTER.get(part, part) for part in PARTS])
     for one in run.finished:
         costs.add_row(one.name, *cost_cells(results, run, one))
         parts.add_row(one.name, *(milliseconds(one.parts[part]) for part in PARTS))

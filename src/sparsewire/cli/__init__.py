@@ -6,6 +6,7 @@ Importing this imports neither torch nor tyro; each command imports what it need
 from __future__ import annotations
 
 import io
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -32,6 +33,9 @@ def main(words: Sequence[str] | None = None) -> int:
         The exit code: 0, 1 if it failed, 2 if it was asked for wrongly, 130 after Ctrl-C.
     """
     words = sys.argv[1:] if words is None else words
+    if "torch" not in sys.modules and "--debug" not in words:
+        # It warns about hosts without a name, as those of a lab are; read when it is imported.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     for output in (sys.stdout, sys.stderr):
         if isinstance(output, io.TextIOWrapper):
             output.reconfigure(errors="replace")  # a terminal that cannot show × gets a ?

@@ -9,11 +9,11 @@ from typing import Any
 
 from rich.console import Console
 
-from ..bench import contenders, table
+from ..bench import contenders, page, picture, table
 from ..bench.contenders import COMPUTE
 from ..bench.plan import Plan, Turn, interleave
 from ..bench.progress import Progress, choose
-from ..bench.results import Contender, Results, Run, Sample, dumps, headlines, sample
+from ..bench.results import Contender, Results, Run, Sample, dumps, headlines, remarks, sample
 from ..bench.setting import Setting
 from ..lab import Lab, LabError, Link, Loopback, obstacle, parse_rate
 from ..tasks import workloads
@@ -212,6 +212,8 @@ def _write(options: BenchStep, results: Results) -> None:
     out = options.out
     try:
         results.write(out / "results.json")
+        picture.save(results, out / "step.png", out / "step.svg")
+        page.save(results, out / "report.html")
     except OSError as error:
         raise explain_os_error(error, "write results to") from None
     if options.json:
@@ -220,7 +222,7 @@ def _write(options: BenchStep, results: Results) -> None:
     console = Console()
     for run, headline in zip(results.runs, headlines(results), strict=True):
         console.print(*table.build(results, run), sep="\n")
-        for one in run.failed:
-            console.print(f"{one.name} failed: {one.failed}", style="yellow", markup=False)
-        console.print(headline, markup=False, highlight=False)
-    console.print(f"results: {out / 'results.json'}", markup=False, highlight=False)
+        for sentence in (headline, *remarks(run)):
+            console.print(sentence, markup=False, highlight=False)
+        console.print()
+    console.print(f"report: {out / 'report.html'}", markup=False, highlight=False, soft_wrap=True)

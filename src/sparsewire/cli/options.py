@@ -190,10 +190,10 @@ class BenchStep:
     """Do without a network of its own, which needs Linux and root: --rates does not count then."""
     batch_size: Annotated[int | None, arg(metavar="N", help_behavior_hint=_BATCHES)] = None
     """Examples per host and step; of your own model, how many its batches have."""
-    rounds: Annotated[int, arg(metavar="N")] = 3
+    rounds: Annotated[int, arg(metavar="N")] = 5
     """Turns that each of them takes; the spread is taken over all."""
-    steps: Annotated[int, arg(metavar="N")] = 10
-    """Steps measured in a turn; slow ones take fewer."""
+    steps: Annotated[int, arg(metavar="N")] = 5
+    """Steps measured in a turn; those who need a second or more for one take fewer."""
     timeout: Annotated[float, arg(metavar="SECONDS")] = 120.0
     """How long a step may take before it counts as hung."""
     out: Annotated[Path, arg(metavar="DIR")] = Path("runs/bench-step")
