@@ -296,13 +296,13 @@ def _commands(name: str) -> Iterator[tuple[str, list[str]]]:
 
 def test_command_lines_are_understood() -> None:
     pytest.importorskip("tyro")
-    from sparsewire.cli.options import COMMANDS
+    from sparsewire.cli.options import COMMANDS, GROUPS
     from sparsewire.cli.parse import parse
 
     for page, words in _commands("sparsewire"):
         if words[0] == "COMMAND" or words[0].startswith("-"):
             continue
-        assert words[0] in COMMANDS, f"{page}: there is no command {words[0]}"
+        assert words[0] in {**COMMANDS, **GROUPS}, f"{page}: there is no command {words[0]}"
         if len(words) > 1 and "--help" not in words:
             try:
                 parse(words)

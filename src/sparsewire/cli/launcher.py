@@ -204,7 +204,9 @@ class _Crew:
         for rank, code in enumerate(codes):
             if code and rank not in reports:
                 return f"worker {rank} ended with code {code} and said nothing (try --debug)"
-        rank, report = min(reports.items(), key=lambda item: (item[1]["aftermath"], item[0]))
+        rank, report = min(
+            reports.items(), key=lambda item: (item[1]["aftermath"], item[1]["when"])
+        )
         if report["expected"]:
             return str(report["sentence"])
         where = f" after {report['steps']} steps" if report["steps"] is not None else ""

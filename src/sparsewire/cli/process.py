@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -65,7 +66,7 @@ def error_file(folder: Path, rank: int) -> Path:
 
 
 def describe(error: BaseException) -> Record:
-    """An error as plain data: a sentence, where it happened, and whether a peer is behind it."""
+    """An error as plain data: a sentence, where and when it happened, if a peer is behind it."""
     from ..errors import ExchangeError, SparsewireError
 
     steps = error.steps if isinstance(error, StepError) else None
@@ -87,6 +88,7 @@ def describe(error: BaseException) -> Record:
         "sentence": sentence,
         "expected": isinstance(cause, CommandError),
         "aftermath": broken,
+        "when": time.time(),
         "traceback": "".join(traceback.format_exception(cause)),
     }
 
