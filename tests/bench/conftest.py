@@ -30,11 +30,11 @@ def model(rank):
 """
 
 
-def bench(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run `sparsewire bench step` to its end in a folder."""
+def bench(folder: Path, *words: str, command: str = "step") -> subprocess.CompletedProcess[str]:
+    """Run a command under `sparsewire bench` to its end in a folder."""
     path = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     return subprocess.run(
-        [sys.executable, "-m", "sparsewire.cli", "bench", "step", *words],
+        [sys.executable, "-m", "sparsewire.cli", "bench", command, *words],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,

@@ -239,7 +239,7 @@ def test_without_root(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("sparsewire.cli.bench.obstacle", lambda: "a lab needs root")
+    monkeypatch.setattr("sparsewire.cli.measuring.obstacle", lambda: "a lab needs root")
     monkeypatch.setattr("sparsewire.cli.site.obstacle", lambda: "a lab needs root")
     assert main(["bench", "step", "--model", "resnet18"]) == 1
     assert "a lab needs root; or add --loopback" in capsys.readouterr().err

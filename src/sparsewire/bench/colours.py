@@ -21,3 +21,5 @@ OF_PARTS = dict(
     )
 )
 INK, FAINT = "#333333", "#e4e4e4"
+OF_LINES = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B87E00", "#56B4E9")
+MARKERS = "osD^vPX"

@@ -92,6 +92,7 @@ class Entry:
         self._peer = PEERS.get(name)
         self._state: Any = None
         self._values = 0  # that DDP handed over
+        self._sizes: list[int] = []  # of the buckets of the last step
         if name == COMPUTE:
             return
         self.model = ddp = DistributedDataParallel(
@@ -111,6 +112,9 @@ class Entry:
     def _timed(self, hook: Hook, clock: Callable[[], float]) -> Hook:
         def timed(state, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations
             self.starts.append(clock())
+            if bucket.index() == 0:
+                self._sizes.clear()
+            self._sizes.append(bucket.buffer().numel())
             self._values += bucket.buffer().numel()
             return hook(state, bucket)
 
@@ -125,6 +129,17 @@ class Entry:
         if isinstance(self._state, powerSGD_hook.PowerSGDState):
             return dense_traffic(self._state.total_numel_after_compression, world, 4)
         return dense_traffic(self._values, world, self._peer.adds.itemsize)
+
+    def buckets(self) -> list[dict[str, tuple[int, ...]]]:
+        """What was exchanged together in the last step, by name and shape; of a peer, how much."""
+        if self.wire is None:
+            return [{"values": (size,)} for size in self._sizes]
+        return [{span.name: span.shape for span in spans} for spans in self.wire.meter.deposited]
+
+    def forget_buckets(self) -> None:
+        """After warm-up: DDP cuts its buckets anew after the first step."""
+        if self.wire is not None:
+            self.wire.meter.deposited.clear()
 
     def leave(self) -> None:
         """Free the model for the next one; what was entered with it stays as it is."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
+from ..lab import Link
+from .results import say_rate
 from .setting import Setting
 
 # What a page may load is nothing at all, whatever got into it.
@@ -92,6 +94,36 @@ def setting(of: Setting) -> str:
             ("measured", of.created),
             *((name.replace("_", " "), _shown(value)) for name, value in of.arguments.items()),
         ]
+    )
+
+
+def shared_cores(of: Setting, hosts: int) -> list[str]:
+    """What to say where hosts have no cores of their own."""
+    cores = of.machine["cores"]
+    if cores >= 2 * hosts:
+        return []
+    return [
+        f"The {hosts} hosts share the {cores} cores of one machine, so computing, "
+        f"choosing and coding take longer here than on machines of their own."
+    ]
+
+
+def links(measured: Sequence[Link], where: str = "") -> str:
+    """What TCP got out of the links of a lab; nothing without one."""
+    if not measured:
+        return ""
+    rows = [
+        [
+            link.name,
+            "unshaped" if link.asked is None else say_rate(link.asked),
+            say_rate(link.up),
+            say_rate(link.down),
+        ]
+        for link in measured
+    ]
+    shown = table(("link", "asked for", "up", "down"), rows)
+    return (
+        f"<details><summary>What TCP got out of each link{escape(where)}</summary>{shown}</details>"
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from . import html
 from .colours import OF_PARTS
 from .html import escape
-from .results import Contender, Results, Run, headlines, remarks, say_rate, say_seconds
+from .results import Contender, Results, Run, headlines, remarks, say_seconds
 from .stopwatch import PARTS
 from .table import COSTS, cost_cells, milliseconds
 
@@ -64,15 +64,7 @@ def _body(results: Results) -> Iterator[str]:
     yield "".join(f"<p>{escape(sentence)}</p>" for sentence in others)
     for run in results.runs:
         yield _network(results, run)
-    cores = results.setting.machine["cores"]
-    shared = (
-        [
-            f"The {results.hosts} hosts share the {cores} cores of one machine, so computing, "
-            f"choosing and coding take longer here than on machines of their own."
-        ]
-        if cores < 2 * results.hosts
-        else []
-    )
+    shared = html.shared_cores(results.setting, results.hosts)
     yield (
         "<section><h2>What was measured, and how</h2>"
         f"{html.paragraphs([*_METHOD, *shared, *_networks(results)])}"
@@ -106,7 +98,8 @@ def _network(results: Results, run: Run) -> str:
     return (
         f"<section><h2>{escape(place)}</h2>{_key(run)}{_bars(run)}"
         f"{html.paragraphs(remarks(run))}{costs}"
-        f"<h3>Parts of the median step, in milliseconds</h3>{parts}{_links(run)}</section>"
+        f"<h3>Parts of the median step, in milliseconds</h3>{parts}"
+        f"{html.links(run.links)}</section>"
     )
 
 
@@ -161,19 +154,3 @@ def _bar(run: Run, one: Contender, largest: float) -> str:
         f'<line class="spread" x1="{low:.1f}" x2="{high:.1f}" y1="16" y2="16"/>'
         f'<line class="floor" x1="{floor:.1f}" x2="{floor:.1f}" y1="0" y2="32"/></svg>'
     )
-
-
-def _links(run: Run) -> str:
-    if not run.links:
-        return ""
-    rows = [
-        [
-            link.name,
-            "unshaped" if link.asked is None else say_rate(link.asked),
-            say_rate(link.up),
-            say_rate(link.down),
-        ]
-        for link in run.links
-    ]
-    shown = html.table(("link", "asked for", "up", "down"), rows)
-    return f"<details><summary>What TCP got out of each link</summary>{shown}</details>"

@@ -7,10 +7,8 @@ a sign of life, "measured" with all steps of a turn, "failed" for a contender th
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -19,6 +17,7 @@ import torch.distributed as dist
 
 from ..tasks import workloads
 from ..tasks.workloads import Workload, WorkloadError
+from . import interface
 from .contenders import PEERS, Entry
 from .plan import Plan
 from .stopwatch import Step, steps
@@ -45,7 +44,7 @@ def take_turns(plan: Plan, emit: Emit) -> None:
             "examples": workload.examples,
         }
     )
-    unable = _probe({name for _, name in plan.turns})
+    unable = find_unable({name for _, name in plan.turns})
     for name, reason in unable.items():
         tell({"record": "failed", "contender": name, "reason": reason})
     course = _Course(plan, workload, tell)
@@ -85,19 +84,28 @@ class _Course:
                 self._tell({"record": "step", "seconds": last.seconds})
             if name not in self._counts:
                 self._counts[name] = self._agree(last.seconds)
+            entry.forget_buckets()
             mine = []
             for _ in range(self._counts[name]):
-                before = entry.sent(dist.get_world_size()), _through_interface()
+                before = entry.sent(dist.get_world_size()), interface.sent()
                 step = next(taking)
-                after = entry.sent(dist.get_world_size()), _through_interface()
+                after = entry.sent(dist.get_world_size()), interface.sent()
                 wire = None if before[1] is None or after[1] is None else after[1] - before[1]
                 mine.append(_Sample(step, after[0] - before[0], wire))
                 self._tell({"record": "step", "seconds": step.seconds})
         finally:
             taking.close()
+        buckets = entry.buckets()
         entry.leave()
-        samples = self._merge(mine)
-        self._tell({"record": "measured", "round": number, "contender": name, "steps": samples})
+        self._tell(
+            {
+                "record": "measured",
+                "round": number,
+                "contender": name,
+                "steps": self._merge(mine),
+                "buckets": buckets,
+            }
+        )
 
     def _agree(self, seconds: float) -> int:
         """How many steps to measure, as rank 0 decides from how long one takes."""
@@ -130,7 +138,7 @@ def _mean(ranks: list[_Sample]) -> dict[str, Any]:
     }
 
 
-def _probe(names: set[str]) -> dict[str, str]:
+def find_unable(names: set[str]) -> dict[str, str]:
     """The contenders whose numbers this backend cannot add up, found out by trying."""
     unable = {}
     for name, peer in PEERS.items():
@@ -157,15 +165,3 @@ def _compare(workload: Workload, name: str) -> None:
                 f"{name} builds another model on rank {rank} than on rank 0: all ranks must begin "
                 f"with the same weights, so leave torch's seed alone, or set the same everywhere"
             )
-
-
-def _through_interface() -> int | None:
-    """Bytes that this host's network interface has sent; None where it is everybody's."""
-    name = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-    if name == "lo":
-        return None
-    for line in Path("/proc/self/net/dev").read_text().splitlines():
-        interface, _, numbers = line.partition(":")
-        if interface.strip() == name:
-            return int(numbers.split()[8])
-    return None

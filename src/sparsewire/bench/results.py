@@ -138,9 +138,7 @@ class Run:
     @property
     def place(self) -> str:
         """The network in words."""
-        if self.network == "loopback":
-            return "over loopback"
-        return "over unshaped links" if self.rate is None else f"at {say_rate(self.rate)}"
+        return place_in_words(self.network, self.rate)
 
 
 @dataclass(frozen=True)
@@ -192,7 +190,7 @@ class Results:
                 "times_compute": one.median / run.floor.median,
             }
         shown["samples"] = [asdict(sample) for sample in one.samples]
-        return _rounded(shown)  # type: ignore[no-any-return]
+        return rounded(shown)  # type: ignore[no-any-return]
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Results:
@@ -298,6 +296,13 @@ def say_seconds(seconds: float, beside: float = 0.0) -> str:
     return f"{milliseconds:.{0 if milliseconds >= 100 else 1 if milliseconds >= 10 else 2}f} ms"
 
 
+def place_in_words(network: str, rate: int | None) -> str:
+    """A network for people: "at 1 Gbit/s"."""
+    if network == "loopback":
+        return "over loopback"
+    return "over unshaped links" if rate is None else f"at {say_rate(rate)}"
+
+
 def say_rate(bits: float) -> str:
     """A rate for people.
 
@@ -332,14 +337,14 @@ def _lines(value: object, indent: str) -> str:
     return "[\n" + ",\n".join(items) + f"\n{indent}]"
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
     """Times to the microsecond: what comes after is noise, and long."""
     if isinstance(value, float):
         return round(value, 6)
     if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
+        return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_rounded(item) for item in value]
+        return [rounded(item) for item in value]
     return value
 
 
