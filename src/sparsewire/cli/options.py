@@ -21,6 +21,7 @@ _LOGS = "(default: a new folder in ./runs)"
 _UNSHAPED = "(default: not shaped)"
 _ALL_PEERS = "(default: dense fp16 bf16 powersgd-1 powersgd-4)"
 _BATCHES = "(default: 40 for mnist, 16 for resnet18, 8 for transformer)"
+_RACE_RATES = "(default: 0.1 for sgd, 0.005 for adagrad)"
 SchemeText = Annotated[str, arg(metavar="SCHEME")]
 
 DEMO_SCHEMES = (
@@ -37,6 +38,7 @@ BENCH_SCHEMES = (
     "Scheme(TopK(0.01), values=TwoBit())",
     "BlockRandomK(0.01)",
 )
+RACE_SCHEMES = ("TopK(0.01)", "Threshold(0.01)")
 PEERS = ("dense", "fp16", "bf16", "powersgd-1", "powersgd-4")
 
 
@@ -206,6 +208,50 @@ class BenchStep:
     """Show tracebacks and what the workers print."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class BenchTrain:
+    """Measure how long training takes to a target accuracy, dense and sparse."""
+
+    schemes: Annotated[tuple[str, ...], arg(metavar="SCHEME [SCHEME ...]")] = RACE_SCHEMES
+    """sparsewire's schemes."""
+    peers: Annotated[tuple[str, ...], arg(metavar="PEER [PEER ...]")] = ("dense",)
+    """What they race against: dense, fp16, bf16, powersgd-1, powersgd-4."""
+    target: Annotated[float, arg(metavar="ACCURACY")] = 0.97
+    """The test accuracy at which a training ends, between 0 and 1."""
+    hosts: Annotated[int, arg(metavar="N")] = 4
+    """Hosts of the network, each with one worker process."""
+    rate: Annotated[str, arg(metavar="RATE")] = "1gbit"
+    """Rate of every host's link, like 1gbit; none leaves links unshaped."""
+    loopback: bool = False
+    """Do without a network of its own, which needs Linux and root: --rate does not count then."""
+    batch_size: Annotated[int, arg(metavar="N")] = 40
+    """Images per host and step."""
+    hidden: Annotated[tuple[int, ...], arg(metavar="N [N ...]")] = (4096, 4096, 4096)
+    """Widths of the hidden layers."""
+    optimizer: Literal["sgd", "adagrad"] = "sgd"
+    """Which optimizer applies the exchanged gradient."""
+    lr: Annotated[float | None, arg(metavar="RATE", help_behavior_hint=_RACE_RATES)] = None
+    """Learning rate, the same for all."""
+    evaluate_every: Annotated[int, arg(metavar="N")] = 25
+    """Steps between two looks at the test set, for which the clock stops."""
+    limit_steps: Annotated[int, arg(metavar="N")] = 400
+    """Steps after which a training ends without the target."""
+    seed: Annotated[int, arg(metavar="N")] = 0
+    """Fixes the initial weights and the order of the images."""
+    data: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint=_PLACES)] = None
+    """Folder with the four MNIST idx files."""
+    timeout: Annotated[float, arg(metavar="SECONDS")] = 120.0
+    """How long a step may take before it counts as hung."""
+    out: Annotated[Path, arg(metavar="DIR")] = Path("runs/bench-train")
+    """Folder for results.json, report.html, train.png and train.svg."""
+    json: bool = False
+    """Print the results as JSON on standard output."""
+    quiet: bool = False
+    """No progress."""
+    debug: bool = False
+    """Show tracebacks and what the workers print."""
+
+
 _TRAIN = """Train a task with one scheme in real local processes.
 
 Ctrl-C stops all workers after the same step and saves a checkpoint if --checkpoint is given.
@@ -273,7 +319,20 @@ examples:
   sparsewire bench step --model my_models:small --schemes "TopK(0.001)" --batch-size 32
 """
 
-Command = Train | Compare | List | Explain | Lab | BenchStep
+_BENCH_TRAIN = """Measure how long training takes to a target accuracy, dense and sparse.
+
+All train the same perceptron on MNIST from the same weights on the same batches, in turn, until
+the test accuracy is there. The clock counts training steps alone. Hosts are network namespaces with
+links as slow as asked, which needs Linux and root; --loopback does without. The table is printed;
+a report to open in a browser, a picture and the curves as JSON are written to --out.
+
+examples:
+  sparsewire bench train
+  sparsewire bench train --rate 100mbit --schemes "TopK(0.01)" "TopK(0.001)"
+  sparsewire bench train --loopback --hosts 2 --hidden 256 --target 0.9
+"""
+
+Command = Train | Compare | List | Explain | Lab | BenchStep | BenchTrain
 COMMANDS: dict[str, tuple[type[Command], str]] = {
     "train": (Train, _TRAIN),
     "compare": (Compare, _COMPARE),
@@ -281,6 +340,7 @@ COMMANDS: dict[str, tuple[type[Command], str]] = {
     "explain": (Explain, _EXPLAIN),
     "lab": (Lab, _LAB),
     "bench step": (BenchStep, _BENCH_STEP),
+    "bench train": (BenchTrain, _BENCH_TRAIN),
 }
 GROUPS = {"bench": "Measure what training costs, on networks as slow as you like."}
 """Commands that only say which others there are; those have two words."""
