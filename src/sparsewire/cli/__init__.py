@@ -61,7 +61,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _run(command: Command) -> int:
     """Run `command`, with the errors of the library as those of the command line."""
-    from .options import BenchStep, BenchTrain, Compare, Explain, Lab, Train
+    from .options import BenchScale, BenchStep, BenchTrain, Compare, Explain, Lab, Train
 
     try:
         if isinstance(command, Train):
@@ -84,6 +84,10 @@ def _run(command: Command) -> int:
             from .race import train as race
 
             return race(command)
+        if isinstance(command, BenchScale):
+            from .scale import scale
+
+            return scale(command)
         from . import catalogue
 
         if isinstance(command, Explain):

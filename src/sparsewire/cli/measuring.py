@@ -16,7 +16,7 @@ from ..bench.results import Contender, Run, Sample, place_in_words, sample
 from ..lab import Lab, LabError, Link, Loopback, obstacle, parse_rate
 from .errors import USAGE, CommandError, explain_os_error
 from .launcher import Job, WorkerError, launch
-from .options import BenchStep, BenchTrain
+from .options import BenchScale, BenchStep, BenchTrain
 from .records import Record
 from .site import Site
 
@@ -60,7 +60,7 @@ def make_folder(folder: Path) -> None:
         raise explain_os_error(error, "write results to") from None
 
 
-def arguments(options: BenchStep | BenchTrain) -> dict[str, Any]:
+def arguments(options: BenchStep | BenchTrain | BenchScale) -> dict[str, Any]:
     """The options of a command as JSON can hold them."""
     return {name: str(v) if isinstance(v, Path) else v for name, v in asdict(options).items()}
 

@@ -39,6 +39,7 @@ BENCH_SCHEMES = (
     "BlockRandomK(0.01)",
 )
 RACE_SCHEMES = ("TopK(0.01)", "Threshold(0.01)")
+SCALE_SCHEMES = ("TopK(0.01)", "Scheme(TopK(0.01), values=TwoBit())", "BlockRandomK(0.01)")
 PEERS = ("dense", "fp16", "bf16", "powersgd-1", "powersgd-4")
 
 
@@ -252,6 +253,40 @@ class BenchTrain:
     """Show tracebacks and what the workers print."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class BenchScale:
+    """Measure bytes and time per step against the number of hosts, and model more."""
+
+    model: Annotated[str, arg(metavar="{mnist,resnet18,transformer,MODULE:FUNCTION}")] = "mnist"
+    """What is trained: one of these, or your own function(rank) that returns (model, loss)."""
+    schemes: Annotated[tuple[str, ...], arg(metavar="SCHEME [SCHEME ...]")] = SCALE_SCHEMES
+    """sparsewire's schemes, beside compute alone and dense DDP."""
+    hosts: Annotated[tuple[int, ...], arg(metavar="N [N ...]")] = (2, 4, 6, 8)
+    """Numbers of hosts to measure, each with one worker process."""
+    most: Annotated[int, arg(metavar="N")] = 1024
+    """Number of hosts up to which the model goes."""
+    rate: Annotated[str, arg(metavar="RATE")] = "1gbit"
+    """Rate of every host's link, like 1gbit; none leaves links unshaped."""
+    loopback: bool = False
+    """Do without a network of its own, which needs Linux and root: --rate does not count then."""
+    batch_size: Annotated[int | None, arg(metavar="N", help_behavior_hint=_BATCHES)] = None
+    """Examples per host and step; of your own model, how many its batches have."""
+    rounds: Annotated[int, arg(metavar="N")] = 2
+    """Turns that each of them takes at each number of hosts."""
+    steps: Annotated[int, arg(metavar="N")] = 8
+    """Steps measured in a turn; slow ones take fewer."""
+    timeout: Annotated[float, arg(metavar="SECONDS")] = 120.0
+    """How long a step may take before it counts as hung."""
+    out: Annotated[Path, arg(metavar="DIR")] = Path("runs/bench-scale")
+    """Folder for results.json, report.html, scale.png and scale.svg."""
+    json: bool = False
+    """Print the results as JSON on standard output."""
+    quiet: bool = False
+    """No progress."""
+    debug: bool = False
+    """Show tracebacks and what the workers print."""
+
+
 _TRAIN = """Train a task with one scheme in real local processes.
 
 Ctrl-C stops all workers after the same step and saves a checkpoint if --checkpoint is given.
@@ -332,7 +367,20 @@ examples:
   sparsewire bench train --loopback --hosts 2 --hidden 256 --target 0.9
 """
 
-Command = Train | Compare | List | Explain | Lab | BenchStep | BenchTrain
+_BENCH_SCALE = """Measure bytes and time per step against the number of hosts, and model more.
+
+Compute alone, dense DDP and schemes take turns on networks of each size, like in `bench step`. A
+model is fitted to all of them, its error against each is told, and it says what to expect of hosts
+with cores of their own, up to --most of them. The table is printed; a report to open in a browser,
+a picture and all steps as JSON are written to --out.
+
+examples:
+  sparsewire bench scale
+  sparsewire bench scale --hosts 2 4 8 --rate 10gbit --schemes "TopK(0.001)"
+  sparsewire bench scale --loopback --hosts 2 3 --model transformer
+"""
+
+Command = Train | Compare | List | Explain | Lab | BenchStep | BenchTrain | BenchScale
 COMMANDS: dict[str, tuple[type[Command], str]] = {
     "train": (Train, _TRAIN),
     "compare": (Compare, _COMPARE),
@@ -341,6 +389,7 @@ COMMANDS: dict[str, tuple[type[Command], str]] = {
     "lab": (Lab, _LAB),
     "bench step": (BenchStep, _BENCH_STEP),
     "bench train": (BenchTrain, _BENCH_TRAIN),
+    "bench scale": (BenchScale, _BENCH_SCALE),
 }
 GROUPS = {"bench": "Measure what training costs, on networks as slow as you like."}
 """Commands that only say which others there are; those have two words."""

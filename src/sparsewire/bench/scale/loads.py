@@ -1,0 +1,76 @@
+"""What a contender loads a host with in one step, exactly, for any number of hosts.
+
+The sizes follow from the scheme and from how DDP cuts the gradient into buckets; no gradient and
+no network is needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ...engine import Exchange
+from ...message import HEADER_BYTES
+from ...report import dense_traffic
+from ...scheme import as_scheme
+from ..contenders import DENSE
+
+Buckets = Sequence[Mapping[str, Sequence[int]]]
+"""What is exchanged together: name and shape of its parameters."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one host does in one step.
+
+    Args:
+        hops: how often it waits for a neighbour: W−1 times in an all-gather, twice that in an
+            all-reduce, for each of a step's collectives.
+        received: bytes, as many as it sends.
+        looked_at: values that it selects from.
+        added: values that it adds up one by one: the selected ones of all hosts, or its own if
+            they are added on the way.
+    """
+
+    hops: int
+    received: int
+    looked_at: int
+    added: int
+
+
+class Loads:
+    """The loads of one contender.
+
+    Args:
+        name: as it stands in tables.
+        buckets: as DDP cut them.
+    """
+
+    def __init__(self, name: str, buckets: Buckets) -> None:
+        self._values = [math.prod(shape) for bucket in buckets for shape in bucket.values()]
+        self._buckets = len(buckets)
+        self._scheme = None if name == DENSE else as_scheme(name).at(2**62)
+        self._exchanges: list[Exchange] = []
+        if self._scheme is not None:
+            for bucket in buckets:
+                shapes = {key: tuple(shape) for key, shape in bucket.items()}
+                self._exchanges.append(Exchange(self._scheme, self._scheme.cut(shapes)))
+
+    def on(self, hosts: int) -> Load:
+        """The load of one of so many hosts."""
+        others = hosts - 1
+        if self._scheme is None:
+            received = sum(dense_traffic(count, hosts, 4) for count in self._values)
+            return Load(2 * others * self._buckets, received, looked_at=0, added=0)
+        adds = self._scheme.collective.adds
+        collectives = 2 + (2 if adds else 1) * self._buckets  # a header and a verdict each step
+        entries = sum(exchange.value_count for exchange in self._exchanges)
+        # Only the first bucket of a step sends a header.
+        spared = (self._buckets - 1) * others * HEADER_BYTES
+        return Load(
+            hops=others * collectives,
+            received=sum(exchange.traffic(hosts) for exchange in self._exchanges) - spared,
+            looked_at=sum(self._values),
+            added=entries if adds else hosts * entries,
+        )
