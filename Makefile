@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 
-.PHONY: demo test lint bench-wire bench-encode bench-share fuzz wheel clean help
+.PHONY: demo test lint bench-wire bench-encode bench-share bench-step bench-train bench-scale fuzz wheel clean help
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -40,6 +40,15 @@ bench-encode: $(STAMP)  ## what choosing and adding up cost here, beside a copy,
 
 bench-share: $(STAMP)  ## the share of a training step that coding takes, and how well TopK guesses
 	$(BIN)/python benchmarks/share.py
+
+bench-step: $(STAMP)  ## what a training step costs at four rates, for schemes and peers; needs root
+	$(BIN)/sparsewire bench step --rates 100mbit 1gbit 10gbit none --out benchmarks/results/step
+
+bench-train: $(STAMP)  ## how long dense and sparse training take to 97 % on MNIST at 1 Gbit/s; needs root
+	$(BIN)/sparsewire bench train --out benchmarks/results/train
+
+bench-scale: $(STAMP)  ## bytes and time of a step with 2 to 8 hosts, and a model of more; needs root
+	$(BIN)/sparsewire bench scale --out benchmarks/results/scale
 
 fuzz: $(DEV)  ## ten million damaged messages: about half an hour
 	SPARSEWIRE_FUZZ=10000000 $(BIN)/python -m pytest --numprocesses 2 tests/test_damage.py
