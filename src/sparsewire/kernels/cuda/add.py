@@ -6,140 +6,150 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .cells import add_to_cells, clear_cells, open_cells, write_cells
+from .device import one_of
 
-@triton.jit(do_not_specialize=["indices", "counts", "tile_count", "size", "rounds"])
+# columns of the table of messages
+INDICES = tl.constexpr(0)  # addresses
+VALUES = tl.constexpr(1)
+COUNT = tl.constexpr(2)  # indices; the values behind them belong to whole pieces
+COLUMNS = tl.constexpr(3)
+
+
+@triton.jit(
+    do_not_specialize=["indices", "values", "counts", "tile_count", "size", "rounds", "at", "many"]
+)
 def find_bounds(
     bounds,
+    table,
     indices,
+    values,
     counts,
     tiles,
     tile_count,
     size,
     rounds,
+    at,
+    many,
     MESSAGES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """For every tile and message, the first entry that is not before the tile.
+    """For every tile and some of the messages, the first entry that is not before the tile.
 
-    Seven probes cut a range in eight: a third of the steps, each waiting for memory, of bisection.
+    Also the table from which `add_messages` learns where these messages lie.
     """
-    message = tl.program_id(1)
-    row = indices[0].to(tl.int64)
+    number = tl.program_id(1)
+    message = at + number
+    index_row = one_of(indices, number, MESSAGES)
     count = counts[0]
-    for number in tl.static_range(1, MESSAGES):
-        row = tl.where(message == number, indices[number].to(tl.int64), row)
-        count = tl.where(message == number, counts[number], count)
-    entries = row.to(tl.pointer_type(tl.int64))
-    tile = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    start = tl.load(tiles + tile.to(tl.int64) * 4, mask=tile < tile_count, other=0)
+    for other in tl.static_range(1, MESSAGES):
+        count = tl.where(number == other, counts[other], count)
+    if tl.program_id(0) == 0:
+        tl.store(table + message * COLUMNS + INDICES, index_row)
+        tl.store(table + message * COLUMNS + VALUES, one_of(values, number, MESSAGES))
+        tl.store(table + message * COLUMNS + COUNT, count.to(tl.int64))
+    entries = index_row.to(tl.pointer_type(tl.int64))
+    tile = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    start = tl.load(tiles + tile * 4, mask=tile < tile_count, other=0)
     start = tl.where(tile < tile_count, start, size)
-    low = tl.zeros([BLOCK], tl.int64)
-    width = low + count
-    probes = tl.arange(0, 8)[None, :]
+    low = tl.zeros([BLOCK], tl.int32)
+    high = low + count
     for _ in range(rounds):
-        places = low[:, None] + (width[:, None] * (probes + 1) >> 3)
-        asks = (probes < 7) & (width[:, None] > 0)
-        is_before = asks & (tl.load(entries + places, mask=asks, other=0) < start[:, None])
-        passed = tl.sum(is_before.to(tl.int64), 1)
-        begin = tl.where(passed > 0, low + (width * passed >> 3) + 1, low)
-        end = tl.where(passed < 7, low + (width * (passed + 1) >> 3), low + width)
-        low = begin
-        width = tl.maximum(end - begin, 0)
-    tl.store(bounds + tile.to(tl.int64) * MESSAGES + message, low, mask=tile <= tile_count)
+        middle = low + (high - low) // 2
+        asks = low < high
+        is_before = tl.load(entries + middle, mask=asks, other=0) < start
+        low = tl.where(asks & is_before, middle + 1, low)
+        high = tl.where(is_before, high, middle)
+    tl.store(bounds + tile * many + message, low, mask=tile <= tile_count)
 
 
-@triton.jit(do_not_specialize=["indices", "values", "counts"])
+@triton.jit(do_not_specialize=["many"])
 def add_messages(
     flat,
-    indices,
-    values,
-    counts,
-    share,
     bounds,
+    table,
+    many,
+    share,
     tiles,
-    MESSAGES: tl.constexpr,
-    ADDS: tl.constexpr,  # to what is there, instead of to zero
     TILE: tl.constexpr,
-    LANES: tl.constexpr,
     CHUNK: tl.constexpr,
+    LANES: tl.constexpr,
+    BATCH: tl.constexpr,
 ):
     """One output tile: every message in turn, so that the order of additions is the ranks'.
 
-    Inside a message no coordinate comes twice. The entries of eight messages are fetched together;
-    where one has too many of them here, all are added message by message.
+    Inside a message no coordinate comes twice. The first entries of some messages are fetched
+    together; few tiles have more of them.
     """
     tile = tl.program_id(0).to(tl.int64)
     start = tl.load(tiles + tile * 4)
     stop = tl.load(tiles + tile * 4 + 1)
-    piece = tl.load(tiles + tile * 4 + 2)
     base = start // TILE * TILE
-    if piece < 0:
-        offset = tl.load(tiles + tile * 4 + 3) - start
+    flat += base
+    low = (start - base).to(tl.int32)
+    high = (stop - base).to(tl.int32)
+    if tl.load(tiles + tile * 4 + 2) < 0:
+        offset = tl.load(tiles + tile * 4 + 3) - low
         for chunk in range(0, TILE, CHUNK):
-            places = base + chunk + tl.arange(0, CHUNK)
-            inside = (places >= start) & (places < stop)
+            inner = chunk + tl.arange(0, CHUNK)
+            inside = (inner >= low) & (inner < high)
             total = tl.zeros([CHUNK], tl.float32)
-            if ADDS:
-                total = tl.load(flat + places, mask=inside, other=0)
-            for number in tl.static_range(MESSAGES):
-                at = counts[number] + offset + places
-                total += tl.load(values[number] + at, mask=inside, other=0) * share
-            tl.store(flat + places, total, mask=inside)
-    else:
-        if not ADDS:
-            inner = tl.arange(0, TILE)
-            nothing = tl.zeros([TILE], tl.float32)
-            if stop - start == TILE:
-                tl.store(flat + base + inner, nothing)
-            else:
-                low = (start - base).to(tl.int32)
-                high = (stop - base).to(tl.int32)
-                tl.store(flat + base + inner, nothing, mask=(inner >= low) & (inner < high))
+            for message in range(many):
+                row = tl.load(table + message * COLUMNS + VALUES).to(tl.pointer_type(tl.float32))
+                row += tl.load(table + message * COLUMNS + COUNT) + offset
+                total += tl.load(row + inner, mask=inside, other=0) * share
+            tl.store(flat + inner, total, mask=inside)
+        return
+    cells = open_cells(flat)
+    clear_cells(cells, low, high, TILE, CHUNK)
+    tl.debug_barrier()
+    bounds += tile * many
+    for some in range(0, many, BATCH):
+        fetched = ()
+        for number in tl.static_range(BATCH):
+            entry, left, indices, values = part_of(bounds, table, some + number, many)
+            fetched += (fetch(indices + entry, values + entry, left, LANES), left)
+        for number in tl.static_range(BATCH):
+            add_entries(cells, fetched[2 * number], share, start, stop, low)
+            for more in range(LANES, fetched[2 * number + 1], LANES):
+                entry, left, indices, values = part_of(bounds, table, some + number, many)
+                at = entry + more
+                found = fetch(indices + at, values + at, left - more, LANES)
+                add_entries(cells, found, share, start, stop, low)
             tl.debug_barrier()
-        bounds += tile * MESSAGES
-        rows = tl.arange(0, 8)
-        lanes = tl.arange(0, LANES)
-        for some in tl.static_range(0, MESSAGES, 8):
-            live = some + rows < MESSAGES
-            first = tl.load(bounds + some + rows, mask=live, other=0)
-            last = tl.load(bounds + MESSAGES + some + rows, mask=live, other=0)
-            if tl.max(last - first) <= LANES:
-                index_row = tl.zeros([8], tl.int64)
-                value_row = tl.zeros([8], tl.int64)
-                for row in tl.static_range(8):
-                    if some + row < MESSAGES:
-                        index_row = tl.where(
-                            rows == row, indices[some + row].to(tl.int64), index_row
-                        )
-                        value_row = tl.where(
-                            rows == row, values[some + row].to(tl.int64), value_row
-                        )
-                entries = first[:, None] + lanes[None, :]
-                is_there = entries < last[:, None]
-                index_at = (index_row[:, None] + entries * 8).to(tl.pointer_type(tl.int64))
-                value_at = (value_row[:, None] + entries * 4).to(tl.pointer_type(tl.float32))
-                coordinates = tl.load(index_at, mask=is_there, other=-1)
-                parts = tl.load(value_at, mask=is_there, other=0) * share
-                lies_here = (coordinates >= start) & (coordinates < stop)
-                for row in tl.static_range(8):
-                    if some + row < MESSAGES:
-                        goes = lies_here & (rows == row)[:, None]
-                        held = tl.load(flat + coordinates, mask=goes, other=0)
-                        tl.store(flat + coordinates, held + parts, mask=goes)
-                        tl.debug_barrier()
-            else:
-                for row in tl.static_range(8):
-                    if some + row < MESSAGES:
-                        begin = tl.load(bounds + some + row)
-                        end = tl.load(bounds + MESSAGES + some + row)
-                        for entry in range(begin, end, LANES):
-                            comes = entry + lanes < end
-                            to = tl.load(indices[some + row] + entry + lanes, mask=comes, other=-1)
-                            part = tl.load(values[some + row] + entry + lanes, mask=comes, other=0)
-                            fits = (to >= start) & (to < stop)
-                            old = tl.load(flat + to, mask=fits, other=0)
-                            tl.store(flat + to, old + part * share, mask=fits)
-                        tl.debug_barrier()
+    write_cells(cells, flat, low, high, TILE, CHUNK)
+
+
+@triton.jit
+def part_of(bounds, table, message, many):
+    """A message's first entry in a tile, how many there are, and where the message lies."""
+    is_there = message < many
+    first = tl.load(bounds + message, mask=is_there, other=0)
+    last = tl.load(bounds + many + message, mask=is_there, other=0)
+    indices = tl.load(table + message * COLUMNS + INDICES, mask=is_there, other=0)
+    values = tl.load(table + message * COLUMNS + VALUES, mask=is_there, other=0)
+    return (
+        first,
+        last - first,
+        indices.to(tl.pointer_type(tl.int64)),
+        values.to(tl.pointer_type(tl.float32)),
+    )
+
+
+@triton.jit
+def fetch(indices, values, left, LANES: tl.constexpr):
+    """The first of the `left` entries at two pointers."""
+    lanes = tl.arange(0, LANES)
+    coordinates = tl.load(indices + lanes, mask=lanes < left, other=-1)
+    return coordinates, tl.load(values + lanes, mask=lanes < left, other=0)
+
+
+@triton.jit
+def add_entries(cells, found, share, start, stop, low):
+    """Whatever the coordinates are, nothing outside the tile changes."""
+    at = found[0] - start
+    lies_here = at.to(tl.uint64, bitcast=True) < (stop - start).to(tl.uint64, bitcast=True)
+    add_to_cells(cells, low + at.to(tl.int32), found[1] * share, lies_here)
 
 
 @triton.jit(do_not_specialize=["count", "size", "blocks"])

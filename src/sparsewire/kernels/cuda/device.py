@@ -59,3 +59,12 @@ def count_before(counts, first, last, BLOCK: tl.constexpr):
     for at in range(first, last, BLOCK):
         found += tl.load(counts + at + lanes, mask=at + lanes < last, other=0)
     return tl.sum(found)
+
+
+@triton.jit
+def one_of(rows, number, COUNT: tl.constexpr):
+    """One of several addresses, as an integer."""
+    row = rows[0].to(tl.int64)
+    for other in tl.static_range(1, COUNT):
+        row = tl.where(number == other, rows[other].to(tl.int64), row)
+    return row

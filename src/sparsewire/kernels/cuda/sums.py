@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 
 from .. import reference
-from .add import add_messages, find_bounds, put_entries
+from .add import COLUMNS, add_messages, find_bounds, put_entries
 from .launch import run
 from .plan import BLOCK, CHUNK, LANES, plan_of
 
 if TYPE_CHECKING:
     from ...segments import Segments
 
-_MESSAGES = 32  # added up in one launch
+_MESSAGES = 32  # searched in one launch
+_SEARCHES = 128  # of one program
+_BATCH = 4  # messages fetched together
 
 
 def add_up(
@@ -28,44 +30,46 @@ def add_up(
         flat.zero_()
         return None
     plan = plan_of(segments, flat.device)
-    tiles = len(plan.tiles)
-    for at in range(0, len(messages), _MESSAGES):
-        some = messages[at : at + _MESSAGES]
-        indices = tuple(i.contiguous() for i, _ in some)
-        values = tuple(v.contiguous() for _, v in some)
-        counts = tuple(i.numel() for i in indices)
-        many = len(some)
-        bounds = plan.tiles.new_empty((tiles + 1) * many)
+    tiles, many = len(plan.tiles), len(messages)
+    bounds = plan.tiles.new_empty((tiles + 1) * many, dtype=torch.int32)
+    table = plan.tiles.new_empty(many * COLUMNS.value)
+    kept = [(indices.contiguous(), values.contiguous()) for indices, values in messages]
+    for at in range(0, many, _MESSAGES):
+        some = kept[at : at + _MESSAGES]
+        counts = tuple(indices.numel() for indices, _ in some)
         run(
             find_bounds,
-            (tiles // 128 + 1, many),
+            (tiles // _SEARCHES + 1, len(some)),
             bounds,
-            indices,
+            table,
+            tuple(indices for indices, _ in some),
+            tuple(values for _, values in some),
             counts,
             plan.tiles,
             tiles,
             plan.size,
-            -(-max(counts).bit_length() // 3),
-            MESSAGES=many,
-            BLOCK=128,
+            max(counts).bit_length(),
+            at,
+            many,
+            MESSAGES=len(some),
+            BLOCK=_SEARCHES,
         )
-        run(
-            add_messages,
-            (tiles,),
-            flat,
-            indices,
-            values,
-            counts,
-            share,
-            bounds,
-            plan.tiles,
-            MESSAGES=many,
-            ADDS=at > 0,
-            TILE=plan.tile,
-            LANES=LANES,
-            CHUNK=min(CHUNK, plan.tile),
-            enable_fp_fusion=False,  # products are rounded before they are added
-        )
+    run(
+        add_messages,
+        (tiles,),
+        flat,
+        bounds,
+        table,
+        many,
+        share,
+        plan.tiles,
+        TILE=plan.tile,
+        CHUNK=min(CHUNK, plan.tile),
+        LANES=LANES,
+        BATCH=_BATCH,
+        num_warps=2,  # as many threads as LANES: see cells.py
+        enable_fp_fusion=False,  # products are rounded before they are added
+    )
     return None
 
 
