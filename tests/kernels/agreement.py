@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsewire.kernels import Kernels, Taken, reference
+from sparsewire.kernels import Kernels, Taken, counter, reference
 from sparsewire.segments import Scope, Segments
 
 Check = Callable[[Kernels, torch.device, int], None]
@@ -194,6 +194,7 @@ class Pair:
             same(ours.values, theirs.values, f"{what}: values")
             same(our_after, their_after, f"{what}: after")
             same(ours.unsound, theirs.unsound, f"{what}: unsound")
+            assert int(ours.count) == int(theirs.count), f"{what}: count"
             same_squares(addend, theirs.squares, self.segments, f"{what}: squares")
 
 
@@ -475,6 +476,34 @@ def check_is_ascending(kernels: Kernels, device: torch.device, size: int) -> Non
         )
 
 
+def check_inspect(kernels: Kernels, device: torch.device, size: int) -> None:
+    """A fine message, and others that are not, each in its way; then some that are too short."""
+    generator = torch.Generator().manual_seed(size)
+    values = normal(size + 3)
+    bodies = torch.randint(0, 256, (5, 8 * size + 8), dtype=torch.uint8, generator=generator)
+    messages, entries = [], []
+    for number, body in enumerate(bodies):
+        digest = reference.digest(body[:-8], counter.join(7, number + 2))
+        body[-8:] = digest.view(1).view(torch.uint8)
+        messages.append(body)
+        entries.append((torch.arange(0, 2 * size, 2), values.clone()))
+    messages[1][size // 2] ^= 4
+    entries[2][0][size // 2] = 2**40
+    entries[3][1][-1] = math.inf
+    entries[3][0][-1] = 0
+    entries[4][1][0] = math.nan
+    for lengths in ([8 * size + 8] * 5, [8 * size + 8] * 4 + [8], [8 * size] * 5):
+        sent = [message[-length:] for message, length in zip(messages, lengths, strict=True)]
+        theirs = [message.to(device) for message in sent]
+        moved = [(i.to(device), v.to(device)) for i, v in entries]
+        for rest in ((7, 2, 8 * size + 8, 2 * size), (7, 3, 8 * size + 8, 2 * size)):
+            same(
+                reference.inspect(sent, entries, *rest),
+                kernels.inspect(theirs, moved, *rest),
+                f"{lengths}, {rest}",
+            )
+
+
 WITHDRAWALS: tuple[Check, ...] = (
     check_top_k,
     check_over_threshold,
@@ -495,4 +524,5 @@ CHECKS: tuple[Check, ...] = (
     check_narrow,
     check_digest,
     check_is_ascending,
+    check_inspect,
 )

@@ -154,12 +154,6 @@ class TestScratch:
         self.run(segments, "top_k", [agreement.normal(segments.size)])
         assert segments.scratch["predictor"] == {"hits": 0, "misses": 0}
 
-    def test_achieved_counts_what_there_was_no_room_for(self, threads: int) -> None:
-        segments = agreement.cut([(400, 100)], 0.01, slack=0.25)
-        rows = torch.where(torch.arange(segments.size) % 3 == 0, 1.0, 0.5)
-        self.run(segments, "over_threshold", [rows])
-        assert segments.scratch["achieved"] == -(-segments.size // 3)
-
 
 def test_other_numbers_are_left_to_the_reference() -> None:
     segments = agreement.cut([(40, 5)], 0.1)

@@ -39,12 +39,14 @@ class Taken:
         values: those at `indices`, then those of the whole pieces, in order.
         squares: for each span, about the sum of squares of what was deposited.
         unsound: the first span that holds NaN or infinity after the deposit, or -1.
+        count: how many indices there are, the filling aside.
     """
 
     indices: Tensor
     values: Tensor
     squares: Tensor
     unsound: Tensor
+    count: int | Tensor
 
 
 class Kernels(Protocol):
@@ -127,6 +129,21 @@ class Kernels(Protocol):
     def is_ascending(self, indices: Tensor, size: int) -> Tensor:
         """Whether indices are ascending, unique and in range, "nowhere" at the end aside."""
 
+    def inspect(
+        self,
+        messages: Sequence[Tensor],
+        entries: Sequence[tuple[Tensor, Tensor]],
+        key: int,
+        first: int,
+        nbytes: int,
+        size: int,
+    ) -> Tensor:
+        """A row of bools for every message: whether its last eight bytes are the digest of the
+        others, its indices are ascending, its values are finite, and it has `nbytes`.
+
+        They are numbered from `first`, and `counter.join(key, number)` is the key of a digest.
+        """
+
 
 def on(device: torch.device) -> Kernels:
     """The kernels for tensors on a device: the fastest at hand."""
@@ -177,6 +194,8 @@ def _try_all(kernels: Kernels, device: torch.device) -> None:
     kernels.find_flags(kernels.set_flags(indices, size), indices.numel() + 1)
     kernels.digest(indices.view(torch.uint8), 0)
     kernels.is_ascending(indices, size)
+    whole = torch.zeros(16, dtype=torch.uint8, device=device)
+    kernels.inspect([whole] * 2, [(taken.indices, taken.values)] * 2, 0, 0, 16, size)
     kernels.narrow(after, torch.empty_like(after, dtype=torch.bfloat16), 0)
 
 

@@ -44,8 +44,13 @@ def fold(*words: int) -> int:
     """Several integers as one key, the order mattering."""
     key = 0
     for word in words:
-        key = mix_int(key ^ (word & _MASK))
+        key = join(key, word)
     return key
+
+
+def join(key: int, word: int) -> int:
+    """`fold` of one integer more."""
+    return mix_int(key ^ (word & _MASK))
 
 
 def digest_int(words: Sequence[int], key: int) -> int:

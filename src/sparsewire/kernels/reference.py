@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from . import Taken, counter
 from .bits import find_flags, pack, set_flags, unpack
-from .counter import below, fold, mix, name_key, signed, stream
+from .counter import below, fold, join, mix, name_key, signed, stream
 
 if TYPE_CHECKING:
     from ..segments import Segments
@@ -22,6 +23,7 @@ __all__ = [
     "chosen",
     "digest",
     "find_flags",
+    "inspect",
     "is_ascending",
     "narrow",
     "over_threshold",
@@ -48,7 +50,10 @@ def over_threshold(
     key: int,
 ) -> Taken:
     _deposit(before, addend, after)
-    return _take(addend, after, segments, _hits(after, segments, sample, key))
+    hits = _hits(after, segments, sample, key)
+    indices = torch.full((segments.room,), segments.size, device=after.device)
+    indices[: hits.numel()] = hits
+    return replace(_take(addend, after, segments, indices), count=hits.numel())
 
 
 def chosen(
@@ -74,7 +79,7 @@ def _take(addend: Tensor, ledger: Tensor, segments: Segments, indices: Tensor) -
         values = torch.cat([values, *(ledger[start:stop] for start, stop in segments.whole_runs)])
     for start, stop in segments.whole_runs:
         ledger[start:stop] = 0
-    return Taken(indices, values, squares, unsound)
+    return Taken(indices, values, squares, unsound, indices.numel())
 
 
 def _inspect(addend: Tensor, ledger: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
@@ -155,10 +160,7 @@ def _hits(ledger: Tensor, segments: Segments, sample: int, key: int) -> Tensor:
         if hits.numel() > piece.room:
             hits = hits[_top_mask(magnitudes[hits][None], piece.room)[0]]
         found.append(hits + piece.start)
-    hits = _joined(found, ledger.device)
-    indices = torch.full((segments.room,), segments.size, device=ledger.device)
-    indices[: hits.numel()] = hits
-    return indices
+    return _joined(found, ledger.device)
 
 
 def random_k(segments: Segments, key: int, device: torch.device) -> Tensor:
@@ -246,3 +248,34 @@ def is_ascending(indices: Tensor, size: int) -> Tensor:
         return torch.tensor(True, device=indices.device)
     rising = (indices[1:] > indices[:-1]) | (indices[1:] == size)
     return rising.all() & (indices[0] >= 0) & (indices <= size).all()
+
+
+def inspect(
+    messages: Sequence[Tensor],
+    entries: Sequence[tuple[Tensor, Tensor]],
+    key: int,
+    first: int,
+    nbytes: int,
+    size: int,
+    digest: Callable[[Tensor, int], Tensor] = digest,
+    is_ascending: Callable[[Tensor, int], Tensor] = is_ascending,
+) -> Tensor:
+    rows = []
+    for number, (message, (indices, values)) in enumerate(zip(messages, entries, strict=True)):
+        fine = torch.ones((), dtype=torch.bool, device=message.device)
+        row = [fine, fine, fine, ~fine]
+        if message.numel() == nbytes:
+            found = digest(message[:-8], join(key, first + number))
+            row[0] = found == message[-8:].view(torch.int64)[0]
+            row[1] = is_ascending(indices, size)
+            row[2] = finite(values)
+            row[3] = fine
+        rows.append(torch.stack(row))
+    return torch.stack(rows)
+
+
+def finite(values: Tensor) -> Tensor:
+    """Whether all values are; the largest magnitude tells, and is NaN if any of them is."""
+    if not values.numel():
+        return torch.ones((), dtype=torch.bool, device=values.device)
+    return values.abs().amax().isfinite()

@@ -8,7 +8,7 @@ walked over again. Threads share out the tiles; nothing depends on their number.
 
 from __future__ import annotations
 
-from .coding import digest, find_flags, is_ascending, narrow, pack, set_flags, unpack
+from .coding import digest, find_flags, inspect, is_ascending, narrow, pack, set_flags, unpack
 from .draws import block_random_k, random_k
 from .sums import add_up, put_back
 from .withdraw import chosen, over_threshold, top_k
@@ -19,6 +19,7 @@ __all__ = [
     "chosen",
     "digest",
     "find_flags",
+    "inspect",
     "is_ascending",
     "narrow",
     "over_threshold",

@@ -42,7 +42,7 @@ def top_k(before: Tensor | None, addend: Tensor, after: Tensor, segments: Segmen
     floors.guess_floors(
         *sources, plan.pieces, plan.kth, plan.trends, plan.falls, buffer, plan.floors
     )
-    taken, _ = _withdraw(sources, after, segments, plan, is_exact=True)
+    taken = _withdraw(sources, after, segments, plan, is_exact=True)
     tally = {"hits": int(plan.tally[0]), "misses": int(plan.tally[1])}
     segments.scratch["predictor"] = tally
     return taken
@@ -62,10 +62,9 @@ def over_threshold(
     sources = _sources(before, addend)
     plan.strides = np.array(segments.strides(sample), np.int64)
     plan.key = signed(key)
-    taken, found = _withdraw(sources, after, segments, plan, is_exact=False)
-    taken.indices[found:] = segments.size
-    taken.values[found : taken.indices.numel()] = 0
-    segments.scratch["achieved"] = sum(int(part.hits.sum()) for part in plan.parts)
+    taken = _withdraw(sources, after, segments, plan, is_exact=False)
+    taken.indices[taken.count :] = segments.size
+    taken.values[taken.count : taken.indices.numel()] = 0
     return taken
 
 
@@ -91,7 +90,7 @@ def chosen(
         part.walk(sources, target, goal[count:], plan, _NO_BITS, places[here], goal[here])
 
     share_out(len(plan.parts), work)
-    return Taken(indices, values, plan.span_squares(), plan.unsound())
+    return Taken(indices, values, plan.span_squares(), plan.unsound(), indices.numel())
 
 
 def _withdraw(
@@ -100,7 +99,7 @@ def _withdraw(
     segments: Segments,
     plan: _Plan,
     is_exact: bool,
-) -> tuple[Taken, int]:
+) -> Taken:
     """Withdraw what reaches the floors of the plan, and say how many were found."""
     count = int(plan.limits.sum())
     indices = torch.empty(count, dtype=torch.int64)
@@ -133,7 +132,7 @@ def _withdraw(
         part.space,
         part.marks,
     )
-    return Taken(indices, values, plan.span_squares(), plan.unsound()), total
+    return Taken(indices, values, plan.span_squares(), plan.unsound(), int(total))
 
 
 def _is_walkable(before: Tensor | None, addend: Tensor, after: Tensor, segments: Segments) -> bool:

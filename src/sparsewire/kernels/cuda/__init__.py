@@ -6,7 +6,7 @@ graph once it has run. Ledgers that are not float32 are left to `reference`.
 
 from __future__ import annotations
 
-from .coding import digest, find_flags, is_ascending, narrow, pack, set_flags, unpack
+from .coding import digest, find_flags, inspect, is_ascending, narrow, pack, set_flags, unpack
 from .draws import block_random_k, random_k
 from .sums import add_up, put_back
 from .withdraw import chosen, over_threshold, top_k
@@ -17,6 +17,7 @@ __all__ = [
     "chosen",
     "digest",
     "find_flags",
+    "inspect",
     "is_ascending",
     "narrow",
     "over_threshold",

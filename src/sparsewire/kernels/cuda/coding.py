@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from .. import reference
 from ..bits import packed_bytes
 from ..counter import mix_int, signed
 from .deposit import round_at_random
@@ -15,11 +18,15 @@ from .wire import (
     count_flags,
     digest_block,
     digest_end,
+    inspect_block,
+    inspect_end,
     pack_digits,
     place_flags,
     raise_flags,
     unpack_digits,
 )
+
+_MESSAGES = 32  # inspected in one launch
 
 
 def narrow(wide: Tensor, narrow: Tensor, key: int) -> None:
@@ -97,6 +104,51 @@ def digest(data: Tensor, key: int) -> Tensor:
         run(digest_block, (blocks,), words, sums, count, BLOCK=BLOCK)
     run(digest_end, (1,), sums, out, signed(mix_int(key)), blocks)
     return out
+
+
+def inspect(
+    messages: Sequence[Tensor],
+    entries: Sequence[tuple[Tensor, Tensor]],
+    key: int,
+    first: int,
+    nbytes: int,
+    size: int,
+) -> Tensor:
+    counts = {(indices.numel(), values.numel()) for indices, values in entries}
+    if (
+        len(counts) != 1
+        or any(message.numel() != nbytes for message in messages)
+        or any(values.dtype != torch.float32 for _, values in entries)
+    ):
+        return reference.inspect(
+            messages, entries, key, first, nbytes, size, digest=digest, is_ascending=is_ascending
+        )
+    ((index_count, value_count),) = counts
+    words = nbytes // 8 - 1
+    blocks = max(1, -(-max(words, index_count, value_count) // BLOCK))
+    many = len(messages)
+    fine = messages[0].new_empty((many, 4), dtype=torch.bool)
+    found = messages[0].new_empty(many * (2 * blocks + 1), dtype=torch.int64)
+    for at in range(0, many, _MESSAGES):
+        some = slice(at, at + _MESSAGES)
+        run(
+            inspect_block,
+            (blocks, len(messages[some])),
+            found,
+            tuple(message.view(torch.int64) for message in messages[some]),
+            tuple(indices.contiguous() for indices, _ in entries[some]),
+            tuple(values.contiguous() for _, values in entries[some]),
+            words,
+            index_count,
+            value_count,
+            size,
+            at,
+            blocks,
+            MESSAGES=len(messages[some]),
+            BLOCK=BLOCK,
+        )
+    run(inspect_end, (many,), found, fine.view(torch.uint8), signed(key), first, blocks)
+    return fine
 
 
 def is_ascending(indices: Tensor, size: int) -> Tensor:

@@ -21,6 +21,7 @@ CHUNK = 1024  # coordinates of a tile that a program looks at together, where it
 LANES = 64  # entries of one tile that a program looks at together
 SPARE = 1 << 12  # room in the list even for the smallest pieces
 BINS = 256  # of a histogram
+HELD = 4096  # sampled coordinates that one program can hold
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,30 @@ class Plan:
     group_counts: Tensor
     squares: Tensor
     unsound: Tensor
-    achieved: Tensor
     second_cursor: Tensor
-    samples: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    samples: dict[int, Sample] = field(default_factory=dict)
 
     @property
     def span_count(self) -> int:
         return len(self.spans) - 1
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Tables of a sample, and buffers that one call leaves clean for the next.
+
+    Arguments:
+        rows: stride of every piece, how many to keep of the shorter and the longer sample, and how
+            long that is.
+        small: the pieces whose sample one program can hold.
+        blocks: of all others: piece, first number in its sample, blocks of it.
+        seen: the magnitudes of those, block by block.
+    """
+
+    rows: Tensor
+    small: Tensor
+    blocks: Tensor
+    seen: Tensor
 
 
 def plan_of(segments: Segments, device: torch.device) -> Plan:
@@ -78,27 +96,30 @@ def plan_of(segments: Segments, device: torch.device) -> Plan:
     key = ("cuda", device)
     if key not in segments.scratch:
         plan = segments.scratch[key] = _plan(segments, device)
-        segments.scratch["achieved"] = plan.achieved
         segments.scratch["predictor"] = plan.state[:, 15:17]  # misses, steps
     found: Plan = segments.scratch[key]
     return found
 
 
-def sample_tables(segments: Segments, plan: Plan, sample: int) -> tuple[Tensor, Tensor]:
-    """Stride of every piece's sample, how many to keep of the shorter and the longer one, and how
-    long that is; and the piece, first number and number of every block of them."""
+def sample_of(segments: Segments, plan: Plan, sample: int) -> Sample:
+    """The tables of a sample, made once."""
     if sample not in plan.samples:
-        rows, blocks = [], []
+        rows, small, blocks = [], [], []
         for number, stride in enumerate(segments.strides(sample)):
             piece = segments.pieces[number]
             seen = -(-piece.length // stride)
             keeps = [max(1, round(s * piece.count / piece.length)) for s in (seen - 1, seen)]
             rows.append((stride, *keeps, seen))
+            if seen <= HELD:
+                small.append(number)
+                continue
             many = -(-seen // BLOCK)
             blocks += [(number, BLOCK * block, many) for block in range(many)]
-        plan.samples[sample] = (
-            torch.tensor(rows, dtype=torch.int64).view(-1, 4).to(plan.device),
-            torch.tensor(blocks, dtype=torch.int64).view(-1, 3).to(plan.device),
+        plan.samples[sample] = Sample(
+            rows=torch.tensor(rows, dtype=torch.int64).view(-1, 4).to(plan.device),
+            small=torch.tensor(small, dtype=torch.int64).to(plan.device),
+            blocks=torch.tensor(blocks, dtype=torch.int64).view(-1, 3).to(plan.device),
+            seen=torch.empty(len(blocks) * BLOCK, dtype=torch.int32, device=plan.device),
         )
     return plan.samples[sample]
 
@@ -161,7 +182,6 @@ def _plan(segments: Segments, device: torch.device) -> Plan:
         group_counts=blank(2, len(groups)),
         squares=blank(len(tiles), dtype=torch.float32),
         unsound=blank(len(tiles), dtype=torch.int32),
-        achieved=blank(1),
     )
 
 

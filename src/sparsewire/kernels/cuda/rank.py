@@ -7,8 +7,8 @@ and the piece is deposited again. If that fails too (too many magnitudes are equ
 is put back, and rounds over all of the piece follow. All this is always launched and leaves at once
 where it is not needed, so that the host never waits.
 
-A threshold is found first, in the same way, among the sampled. It is the floor then, and a rank is
-only sought where there is no room for all that reach it.
+Where sample.py found a threshold, that is the floor, and a rank is only sought where there is no
+room for all that reach it.
 """
 # mypy: ignore-errors
 # ruff: noqa: SIM102 (what is known at compile time is asked apart)
@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from .deposit import FLOOR, LISTED_COUNT, SPILLED, deposit_tile, inspect
-from .device import count_before, magnitude, mix
+from .device import count_before, magnitude
 
 # columns of the state, beside those of deposit.py (0, 1, 2)
 PATH = tl.constexpr(3)  # how the rank is found
@@ -40,8 +40,9 @@ STEPS = tl.constexpr(16)
 LISTED = tl.constexpr(0)  # paths: by what the deposit listed;
 RETRIED = tl.constexpr(1)  # by what a second one listed;
 SETTLED = tl.constexpr(2)  # all that is listed;
-ALL = tl.constexpr(3)  # by all of the piece;
-ZERO = tl.constexpr(4)  # zero it is: all else is listed and does not fill the rank
+COUNTED = tl.constexpr(3)  # likewise, and by tile it is known how many that are;
+ALL = tl.constexpr(4)  # by all of the piece;
+ZERO = tl.constexpr(5)  # zero it is: all else is listed and does not fill the rank
 
 REACH = tl.constexpr(23)  # bits above the floor
 UNLIMITED = tl.constexpr(1 << 40)
@@ -81,18 +82,6 @@ def all_at(after, tiles, tile, at, TILE: tl.constexpr, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def sampling(samples, pieces, piece, key):
-    """Where in a piece its sample begins, its stride, and the rank of the threshold in it."""
-    stride = tl.load(samples + piece * 4)
-    length = tl.load(pieces + piece * 8 + 1)
-    word = mix(tl.load(pieces + piece * 8 + 6) ^ key).to(tl.uint64, bitcast=True)
-    offset = (word % stride.to(tl.uint64)).to(tl.int64)
-    is_longer = (length - offset + stride - 1) // stride == tl.load(samples + piece * 4 + 3)
-    keep = tl.load(samples + piece * 4 + 1 + is_longer.to(tl.int64))
-    return offset, stride, keep
-
-
-@triton.jit
 def is_last(here, programs):
     """Whether all other programs of the piece have finished this round."""
     tl.debug_barrier()
@@ -103,23 +92,22 @@ def is_last(here, programs):
 
 
 @triton.jit
-def crossing(histogram, need):
-    """The digit at which `need` are reached from the top, how many of its own that takes, and
-    how many there are in all; the histogram is left empty."""
-    BINS: tl.constexpr = 256
+def crossing(histogram, need, BINS: tl.constexpr):
+    """The digit at which `need` are reached from the top, and how many of its own that takes; the
+    histogram is left empty."""
     bins = BINS - 1 - tl.arange(0, BINS)
     found = tl.load(histogram + bins, cache_modifier=".cg")
     tl.store(histogram + bins, tl.zeros_like(found))
     is_short = tl.cumsum(found, 0) < need
     digit = BINS - 1 - tl.sum(is_short.to(tl.int32))
     passed = tl.sum(tl.where(is_short, found, 0))
-    return digit.to(tl.int64), need - passed, tl.sum(found).to(tl.int64)
+    return digit.to(tl.int64), need - passed
 
 
 @triton.jit
-def add_digit(here, histogram, prefix, left, bits):
+def add_digit(here, histogram, prefix, left, bits, BINS: tl.constexpr):
     """One digit more."""
-    digit, left, _ = crossing(histogram, left)
+    digit, left = crossing(histogram, left, BINS)
     prefix = (prefix << bits) + digit
     tl.store(here + PREFIX, prefix)
     tl.store(here + LEFT, left)
@@ -136,51 +124,14 @@ def conclude(here, found, left, SAMPLED: tl.constexpr):
     tl.store(here + QUOTA, tl.where(lowest > found, UNLIMITED, left))
 
 
-@triton.jit(do_not_specialize=["key"])
-def rank_sampled(
-    before,
-    addend,
-    pieces,
-    samples,
-    blocks,
-    key: tl.int64,
-    state,
-    histograms,
-    HAS_BEFORE: tl.constexpr,
-    FIRST: tl.constexpr,
-    SHIFT: tl.constexpr,
-    BITS: tl.constexpr,
-    STATE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """One digit of the threshold, from a block of the sample; at last it is the floor."""
-    block = tl.program_id(0)
-    piece = tl.load(blocks + block * 3)
-    here = state + piece * STATE
-    start = tl.load(pieces + piece * 8)
-    stop = start + tl.load(pieces + piece * 8 + 1)
-    offset, stride, keep = sampling(samples, pieces, piece, key)
-    places = start + offset + (tl.load(blocks + block * 3 + 1) + tl.arange(0, BLOCK)) * stride
-    live = places < stop
-    total = tl.load(addend + places, mask=live, other=0).to(tl.float32)
-    if HAS_BEFORE:
-        total = tl.load(before + places, mask=live, other=0) + total
-    sizes = magnitude(total)
-    prefix = tl.zeros_like(piece)
-    left = keep
-    if not FIRST:
-        prefix = tl.load(here + PREFIX)
-        left = tl.load(here + LEFT)
-    digits = (sizes >> SHIFT) & ((1 << BITS) - 1)
-    found = tl.histogram(digits, BINS, mask=live & (sizes >> (SHIFT + BITS) == prefix))
-    histogram = histograms + piece * BINS
-    tl.atomic_add(histogram + tl.arange(0, BINS), found, mask=found > 0, sem="relaxed")
-    if is_last(here, tl.load(blocks + block * 3 + 2)):
-        threshold, _ = add_digit(here, histogram, prefix, left, BITS)
-        if SHIFT == 0:
-            threshold = tl.maximum(threshold, 1)  # zeros are never sent
-            tl.store(here + LOWEST, threshold)
-            tl.store(here + FLOOR, threshold)
+@triton.jit
+def store_counts(tile_counts, group_counts, group_count, group, first, count, over, ties):
+    """How many of every tile of a group are over the cut, and how many equal to it."""
+    rows = tl.arange(0, over.shape[0])
+    tl.store(tile_counts + (first + rows) * 2, over, mask=rows < count)
+    tl.store(tile_counts + (first + rows) * 2 + 1, ties, mask=rows < count)
+    tl.store(group_counts + group, tl.sum(over))
+    tl.store(group_counts + group_count + group, tl.sum(ties))
 
 
 @triton.jit
@@ -228,6 +179,8 @@ def rank(
     pieces,
     state,
     histograms,
+    tile_counts,
+    group_counts,
     group_count,
     spans,
     squares,
@@ -252,14 +205,14 @@ def rank(
 ):
     """One digit of the rank; the last group of a piece to finish evaluates it.
 
-    The programs behind the groups of the very first round inspect what was deposited.
+    The first programs of the very first round inspect what was deposited.
     """
     group = tl.program_id(0)
     if FIRST and TRY == LISTED:
-        if group >= group_count:
-            number = group - group_count
-            inspect(number, spans, squares, unsound, span_squares, span_unsound, span_count)
+        if group <= span_count:
+            inspect(group, spans, squares, unsound, span_squares, span_unsound, span_count)
             return
+        group -= span_count + 1
     first = tl.load(groups + group * 4)
     count = tl.load(groups + group * 4 + 1)
     piece = tl.load(groups + group * 4 + 2)
@@ -280,12 +233,18 @@ def rank(
         listed_count = tl.load(here + LISTED_COUNT)
         if (listed_count <= wanted) & (floor == lowest) & (tl.load(here + SPILLED) == 0):
             if group == tl.load(groups + group * 4 + 3):
-                tl.store(here + PATH, SETTLED)
-                tl.store(here + CUT, floor.to(tl.int64))
+                tl.store(here + PATH, COUNTED if TRY == LISTED else SETTLED)
+                tl.store(here + CUT, floor.to(tl.int64) - 1)
                 tl.store(here + QUOTA, UNLIMITED)
-                tl.store(here + OVER, 0)
+                tl.store(here + OVER, listed_count if TRY == LISTED else 0)
                 tl.store(here + TIES, 0)
                 tl.store(here + STEPS, tl.load(here + STEPS) + (1 if TRY == LISTED else 0))
+            if TRY == LISTED:
+                rows = tl.arange(0, GROUP)
+                many = tl.load(parts + (first + rows) * 2 + 1, mask=rows < count, other=0)
+                store_counts(
+                    tile_counts, group_counts, group_count, group, first, count, many, many * 0
+                )
             return
     prefix = tl.zeros_like(piece)
     left = wanted
@@ -340,7 +299,7 @@ def rank(
     if FIRST:
         if by_list:
             over = tl.load(here + ABOVE, cache_modifier=".cg")
-            digit, left, _ = crossing(histogram, wanted - over)
+            digit, left = crossing(histogram, wanted - over, BINS)
             many = tl.load(here + LISTED_COUNT)
             is_short = many < wanted
             is_missed = (over >= wanted) | (tl.load(here + SPILLED) != 0)
@@ -366,7 +325,7 @@ def rank(
                     tl.store(here + LISTED_COUNT, 0)
                     tl.store(here + MISSES, tl.load(here + MISSES) + 1)
             return
-    cut, quota = add_digit(here, histogram, prefix, left, tl.where(by_list, BITS, ALL_BITS))
+    cut, quota = add_digit(here, histogram, prefix, left, tl.where(by_list, BITS, ALL_BITS), BINS)
     if by_list:
         if SHIFT == 0:
             conclude(here, cut + floor, quota, SAMPLED)
@@ -420,11 +379,14 @@ def count_over(
     first = tl.load(groups + group * 4)
     count = tl.load(groups + group * 4 + 1)
     here = state + tl.load(groups + group * 4 + 2) * STATE
+    path = tl.load(here + PATH)
+    if path == COUNTED:
+        return
     cut = tl.load(here + CUT)
-    over = tl.zeros([GROUP], tl.int64)
-    ties = tl.zeros([GROUP], tl.int64)
+    over = tl.zeros([GROUP], tl.int32)
+    ties = tl.zeros([GROUP], tl.int32)
     rows = tl.arange(0, GROUP)
-    if tl.load(here + PATH) < ALL:
+    if path < ALL:
         begins, lengths, bases = parts_of(parts, tiles, first, count, TILE, GROUP)
         for at in range(0, tl.max(lengths), LANES):
             values, _, is_there = listed_at(listed, capacity, begins, lengths, bases, at, LANES)
@@ -439,14 +401,9 @@ def count_over(
             found = magnitude(held)
             over += tl.where(rows == row, tl.sum((inside & (found > cut)).to(tl.int32)), 0)
             ties += tl.where(rows == row, tl.sum((inside & (found == cut)).to(tl.int32)), 0)
-    tl.store(tile_counts + (first + rows) * 2, over, mask=rows < count)
-    tl.store(tile_counts + (first + rows) * 2 + 1, ties, mask=rows < count)
-    all_over = tl.sum(over)
-    all_ties = tl.sum(ties)
-    tl.store(group_counts + group, all_over)
-    tl.store(group_counts + group_count + group, all_ties)
-    tl.atomic_add(here + OVER, all_over, sem="relaxed")
-    tl.atomic_add(here + TIES, all_ties, sem="relaxed")
+    store_counts(tile_counts, group_counts, group_count, group, first, count, over, ties)
+    tl.atomic_add(here + OVER, tl.sum(over).to(tl.int64), sem="relaxed")
+    tl.atomic_add(here + TIES, tl.sum(ties).to(tl.int64), sem="relaxed")
 
 
 @triton.jit
@@ -500,7 +457,7 @@ def withdraw(
     group_counts,
     indices,
     values,
-    achieved,
+    all_count,
     size,
     room,
     group_count,
@@ -527,7 +484,7 @@ def withdraw(
         slot, total = slots(state, piece, piece_count, STATE)
         fill_room(indices, values, total, room, size, group, group_count)
         if group == 0:
-            tl.store(achieved, total)
+            tl.store(all_count, total)
     if group == 0:
         tl.store(cursor, 0)
         tl.store(cursor + 1, capacity)

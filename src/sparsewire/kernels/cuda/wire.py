@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .device import count_before, mix, popcount
+from .device import count_before, mix, one_of, popcount
 
 
 @triton.jit(do_not_specialize=["count", "groups", "width"])
@@ -82,13 +82,19 @@ def place_flags(data, counts, out, length, count, blocks, BLOCK: tl.constexpr):
         tl.store(out + lanes, tl.zeros([BLOCK], tl.int64) + length * 8, mask=lanes < last)
 
 
+@triton.jit
+def digest_of(words, at, count):
+    """What some words add to the digest."""
+    word = tl.load(words + at, mask=at < count, other=0)
+    hashed = mix(word ^ ((at + 1) * -7046029254386353131))
+    return tl.sum(tl.where(at < count, hashed, 0))
+
+
 @triton.jit(do_not_specialize=["count"])
 def digest_block(words, sums, count, BLOCK: tl.constexpr):
     block = tl.program_id(0).to(tl.int64)
     at = block * BLOCK + tl.arange(0, BLOCK)
-    word = tl.load(words + at, mask=at < count, other=0)
-    hashed = mix(word ^ ((at + 1) * -7046029254386353131))
-    tl.store(sums + block, tl.sum(tl.where(at < count, hashed, 0)))
+    tl.store(sums + block, digest_of(words, at, count))
 
 
 @triton.jit(do_not_specialize=["key", "blocks"])
@@ -97,13 +103,85 @@ def digest_end(sums, out, key: tl.int64, blocks):
     tl.store(out, mix(total ^ key))
 
 
+@triton.jit
+def breaks_order(indices, at, count, size):
+    """Which of some indices are out of range, or not greater than the one before."""
+    here = tl.load(indices + at, mask=at < count, other=0)
+    before = tl.load(indices + at - 1, mask=(at > 0) & (at < count), other=-1)
+    is_rising = (here > before) | ((here == size) & (at > 0))
+    return ((is_rising & (here <= size)) == 0) & (at < count)
+
+
 @triton.jit(do_not_specialize=["count", "size"])
 def check_ascending(indices, out, count, size, BLOCK: tl.constexpr):
     """Write 0 where the order is broken."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    here = tl.load(indices + at, mask=at < count, other=0)
-    before = tl.load(indices + at - 1, mask=(at > 0) & (at < count), other=-1)
-    is_rising = (here > before) | ((here == size) & (at > 0))
-    is_right = (is_rising & (here <= size)) | (at >= count)
-    if tl.min(is_right.to(tl.int32)) == 0:
+    if tl.max(breaks_order(indices, at, count, size).to(tl.int32)) > 0:
         tl.store(out, 0)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "messages",
+        "indices",
+        "values",
+        "words",
+        "index_count",
+        "value_count",
+        "size",
+        "first",
+        "blocks",
+    ]
+)
+def inspect_block(
+    found,
+    messages,
+    indices,
+    values,
+    words,
+    index_count,
+    value_count,
+    size,
+    first,
+    blocks,
+    MESSAGES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A block of one message's words, indices and values: its part of the digest, and a code.
+
+    Found of a message: the digest that it says it has, then two numbers for every block. A code is
+    1 where the order is broken, and 2 more where a value is not finite.
+    """
+    block = tl.program_id(0).to(tl.int64)
+    message = tl.program_id(1)
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    body = one_of(messages, message, MESSAGES).to(tl.pointer_type(tl.int64))
+    entries = one_of(indices, message, MESSAGES).to(tl.pointer_type(tl.int64))
+    numbers = one_of(values, message, MESSAGES).to(tl.pointer_type(tl.int32))
+    found += (first + message) * (2 * blocks + 1)
+    if block == 0:
+        tl.store(found, tl.load(body + words))
+    tl.store(found + 1 + block, digest_of(body, at, words))
+    code = tl.max(breaks_order(entries, at, index_count, size).to(tl.int32))
+    sizes = tl.load(numbers + at, mask=at < value_count, other=0) & 0x7FFFFFFF
+    code += 2 * (tl.max(sizes) >= 0x7F800000).to(tl.int32)
+    tl.store(found + 1 + blocks + block, code)
+
+
+@triton.jit(do_not_specialize=["key", "first", "blocks"])
+def inspect_end(found, fine, key: tl.int64, first, blocks):
+    """What all blocks of one message say."""
+    LANES: tl.constexpr = 1024
+    message = tl.program_id(0).to(tl.int64)
+    found += message * (2 * blocks + 1)
+    total = count_before(found + 1, 0, blocks, LANES)
+    codes = tl.zeros([LANES], tl.int64)
+    for at in range(0, blocks, LANES):
+        lanes = at + tl.arange(0, LANES)
+        codes |= tl.load(found + 1 + blocks + lanes, mask=lanes < blocks, other=0)
+    digest = mix(total ^ mix(mix(key ^ (first + message))))
+    fine += message * 4
+    tl.store(fine, digest == tl.load(found))
+    tl.store(fine + 1, tl.max(codes & 1) == 0)
+    tl.store(fine + 2, tl.max(codes & 2) == 0)
+    tl.store(fine + 3, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,8 +12,9 @@ from .. import Taken, reference
 from ..counter import mix_int, signed
 from .deposit import deposit, gather
 from .launch import Arguments, again, run
-from .plan import BLOCK, CHUNK, LANES, STATE, Plan, plan_of, sample_tables
-from .rank import count_over, deposit_again, rank, rank_sampled, withdraw
+from .plan import BLOCK, CHUNK, HELD, LANES, STATE, Plan, Sample, plan_of, sample_of
+from .rank import count_over, deposit_again, rank, withdraw
+from .sample import bisect_sample, rank_sample
 
 if TYPE_CHECKING:
     from ...segments import Segments
@@ -21,6 +23,9 @@ _ADDENDS = (torch.float32, torch.bfloat16, torch.float16)
 _BY_LIST = (8, 8, 7)  # bits of what a magnitude has over the floor, digit by digit
 _BY_ALL = (8, 8, 8, 7)  # and of a whole magnitude
 _WARPS = 8
+_FEW_WARPS = 4  # of programs that mostly wait
+_WITHDRAWING = {"num_warps": 8, "maxnreg": 64}  # enough where all is listed
+_BISECTING = {"num_warps": 8, "maxnreg": 40}  # for all pieces of a transformer at once
 _LISTING = {"num_warps": 4, "maxnreg": 128}  # enough for whole tiles; the others may spill
 
 
@@ -43,42 +48,53 @@ def over_threshold(
         return reference.over_threshold(before, addend, after, segments, sample, key)
     plan = plan_of(segments, after.device)
     if segments.pieces:
-        _find_thresholds(before, addend, after, plan, *sample_tables(segments, plan, sample), key)
+        _find_thresholds(before, addend, after, plan, sample_of(segments, plan, sample), key)
     return _ranked(before, addend, after, plan, plan.room, is_sampled=True)
 
 
 def _find_thresholds(
-    before: Tensor | None,
-    addend: Tensor,
-    after: Tensor,
-    plan: Plan,
-    samples: Tensor,
-    blocks: Tensor,
-    key: int,
+    before: Tensor | None, addend: Tensor, after: Tensor, plan: Plan, sample: Sample, key: int
 ) -> None:
     """They become the floors of the pieces."""
+    held = after if before is None else before
+    word = signed(mix_int(key))
+    sizes = {"HAS_BEFORE": before is not None, "STATE": STATE}
+    if len(sample.small):
+        run(
+            bisect_sample,
+            (len(sample.small),),
+            held,
+            addend,
+            plan.pieces,
+            sample.rows,
+            sample.small,
+            word,
+            plan.state,
+            **sizes,
+            SEEN=HELD,
+            **_BISECTING,
+        )
+    if not len(sample.blocks):
+        return
     given = Arguments(
-        after if before is None else before,
+        held,
         addend,
         plan.pieces,
-        samples,
-        blocks,
-        signed(mix_int(key)),
+        sample.rows,
+        sample.blocks,
+        word,
         plan.state,
         plan.histograms,
+        sample.seen,
     )
-    shift = sum(_BY_ALL)
-    for number, bits in enumerate(_BY_ALL):
-        shift -= bits
+    for digit, bits in enumerate(_BY_ALL):
         again(
-            rank_sampled,
-            (len(blocks),),
+            rank_sample,
+            (len(sample.blocks),),
             given,
-            HAS_BEFORE=before is not None,
-            FIRST=number == 0,
-            SHIFT=shift,
+            **sizes,
+            SHIFT=sum(_BY_ALL[digit + 1 :]),
             BITS=bits,
-            STATE=STATE,
             BLOCK=BLOCK,
         )
 
@@ -112,6 +128,7 @@ def _deposited(
         new(entries + plan.whole_size),
         new(plan.span_count, dtype=torch.float64),
         new((), dtype=torch.int64),
+        entries,
     )
     run(
         deposit,
@@ -162,7 +179,7 @@ def _taken_at(
         plan.span_count,
         BLOCK=BLOCK,
     )
-    return Taken(indices, taken.values, taken.squares, taken.unsound)
+    return replace(taken, indices=indices)
 
 
 def _ranked(
@@ -200,6 +217,8 @@ def _ranked(
         plan.pieces,
         plan.state,
         plan.histograms,
+        plan.tile_counts,
+        plan.group_counts,
         groups,
         plan.spans,
         plan.squares,
@@ -226,7 +245,7 @@ def _ranked(
             ALL_SHIFT=sum(_BY_ALL[by_all + 1 :]) if by_all >= 0 else 0,
             ALL_BITS=_BY_ALL[by_all] if by_all >= 0 else 0,
             **sizes,
-            num_warps=_WARPS,
+            num_warps=_WARPS if is_inspecting else _FEW_WARPS,
         )
 
     for digit in range(3):
@@ -249,7 +268,7 @@ def _ranked(
         HAS_BEFORE=before is not None,
         TILE=plan.tile,
         STATE=STATE,
-        num_warps=_WARPS,
+        num_warps=_FEW_WARPS,
     )
     for digit in range(5):
         rank_digits(1, digit, digit - 1)
@@ -267,8 +286,9 @@ def _ranked(
         plan.group_counts,
         groups,
         **sizes,
-        num_warps=_WARPS,
+        num_warps=_FEW_WARPS,
     )
+    count = after.new_empty((), dtype=torch.int64)
     run(
         withdraw,
         (groups,),
@@ -285,13 +305,13 @@ def _ranked(
         plan.group_counts,
         taken.indices,
         taken.values,
-        plan.achieved,
+        count,
         plan.size,
         entries,
         groups,
         pieces,
         SAMPLED=is_sampled,
         **sizes,
-        num_warps=_WARPS,
+        **_WITHDRAWING,
     )
-    return taken
+    return replace(taken, count=count) if is_sampled else taken
