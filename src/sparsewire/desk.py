@@ -14,14 +14,15 @@ from torch import Tensor
 
 from . import kernels
 from .collectives import Total
+from .kernels.reference import finite
 from .message import (
+    DIGEST_BYTES,
     FINE,
     REASONS,
     VALUES,
     Context,
     damage_code,
     first_damage,
-    is_sealed,
     seal,
 )
 from .meter import Meter
@@ -44,13 +45,6 @@ class Call:
     world: int
     bucket: int = 0
     opens: bool = True
-
-
-def finite(values: Tensor) -> Tensor:
-    """Whether all values are; the largest magnitude tells, and is NaN if any of them is."""
-    if not values.numel():
-        return torch.ones((), dtype=torch.bool, device=values.device)
-    return values.abs().amax().isfinite()
 
 
 @dataclass
@@ -76,47 +70,61 @@ class Desk:
     def write(self, indices: Tensor, values: Tensor) -> Tensor:
         with self.meter.stage("encode"):
             exchange = self.exchange
-            split, end = exchange.index_bytes, exchange.index_bytes + exchange.value_bytes
-            message = torch.empty(
-                exchange.message_bytes, dtype=torch.uint8, device=self.gradient.device
-            )
-            message[split:end] = self._encode(indices, values)
-            message[:split] = exchange.scheme.indices.encode(indices, exchange.segments)
-            message[end : end + exchange.padding_bytes] = 0
-            return seal(message, self.context.key(self.call.rank))
+            data = self._encode(indices, values)
+            places = exchange.scheme.indices.encode(indices, exchange.segments)
+            rest = data.new_zeros(exchange.padding_bytes + DIGEST_BYTES)
+            return seal(torch.cat([places, data, rest]), self.context.key(self.call.rank))
 
     def read(self, messages: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         with self.meter.stage("decode"):
-            fine = torch.ones((), dtype=torch.bool, device=self.gradient.device)
-            opened = [
-                (*self._own, [fine] * len(REASONS))
-                if rank == self.call.rank and self._own is not None
-                else self.open(message, rank)
+            own = self.call.rank if self._own is not None else len(messages)
+            entries = [
+                self._own if self._own is not None and rank == own else self._entries(message, rank)
                 for rank, message in enumerate(messages)
             ]
-            self._remember(first_damage([findings for _, _, findings in opened]))
-            return [(indices, values) for indices, values, _ in opened]
+            fine = torch.ones(1, len(REASONS), dtype=torch.bool, device=self.gradient.device)
+            left = self._inspect(messages[:own], entries[:own], 0)
+            right = self._inspect(messages[own + 1 :], entries[own + 1 :], own + 1)
+            self._remember(first_damage(torch.cat([left, fine, right])))
+            return entries
 
     def open(self, message: Tensor, rank: int) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Indices and values of one message, and whether it is fine in every one of `REASONS`."""
+        entries = self._entries(message, rank)
+        return *entries, list(self._inspect([message], [entries], rank)[0])
+
+    def _inspect(
+        self, messages: Sequence[Tensor], entries: Sequence[tuple[Tensor, Tensor]], first: int
+    ) -> Tensor:
+        exchange = self.exchange
+        if not messages:
+            return torch.empty(0, len(REASONS), dtype=torch.bool, device=self.gradient.device)
+        if not exchange.scheme.indices.written:
+            entries = [(indices[:0], values) for indices, values in entries]
+        return kernels.on(self.gradient.device).inspect(
+            messages,
+            entries,
+            self.context.common,
+            first,
+            exchange.message_bytes,
+            exchange.segments.size,
+        )
+
+    def _entries(self, message: Tensor, rank: int) -> tuple[Tensor, Tensor]:
         scheme, segments = self.exchange.scheme, self.exchange.segments
-        fine = torch.ones((), dtype=torch.bool, device=message.device)
         if message.numel() != self.exchange.message_bytes:
             nothing = message.new_empty(0)
-            return nothing, nothing, [fine, fine, fine, ~fine]
+            return nothing, nothing
         split = self.exchange.index_bytes
         end = split + self.exchange.value_bytes
-        rises = fine
         if scheme.indices.written:
             indices = scheme.indices.decode(message[:split], segments)
-            rises = kernels.on(message.device).is_ascending(indices, segments.size)
         else:
             draw = Draw(scheme.seed, self.call.step, rank)
             indices = scheme.selector.coordinates(segments, draw, message.device)
         place = Place(indices, segments, self._key(rank))
         values = scheme.values.decode(message[split:end], place, self.ledger.dtype)
-        sealed = is_sealed(message, self.context.key(rank))
-        return indices, values, [sealed, rises, finite(values), fine]
+        return indices, values
 
     def check(self, total: Total) -> Tensor:
         self._remember(total.damage)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from . import kernels
 from .errors import DamageError, DisagreementError
-from .kernels.counter import digest_int, fold, signed
+from .kernels.counter import digest_int, fold, join, signed
 from .segments import Segments
 
 MAGIC = b"SPWR"
@@ -119,9 +119,14 @@ class Context:
     scheme: int
     layout: int
 
+    @property
+    def common(self) -> int:
+        """What the keys of all ranks are made of."""
+        return fold(self.step, self.bucket, self.scheme, self.layout)
+
     def key(self, rank: int) -> int:
         """What the digest of this rank's message is keyed with."""
-        return fold(self.step, self.bucket, self.scheme, self.layout, rank)
+        return join(self.common, rank)
 
 
 REASONS = (
@@ -157,11 +162,11 @@ def damage_code(sender: int, reason: int) -> int:
     return sender * len(REASONS) + reason
 
 
-def first_damage(findings: Sequence[Sequence[Tensor]]) -> Tensor:
+def first_damage(findings: Tensor) -> Tensor:
     """The damage code of the first message that is not fine; `findings` say whether each one is, in
     every one of `REASONS`."""
-    bad = ~torch.stack([is_fine for message in findings for is_fine in message])
-    return torch.where(bad.any(), bad.byte().argmax(), FINE)  # rank by rank, as the codes are
+    worst = findings.view(torch.uint8).view(-1).min(0)  # rank by rank, as the codes are
+    return torch.where(worst.values == 0, worst.indices, FINE)
 
 
 def pack_verdict(damage: Tensor, unsound: Tensor, key: int) -> Tensor:
