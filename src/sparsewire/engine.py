@@ -203,13 +203,9 @@ class Exchange:
         return False
 
     def _count(self, taken: Taken, meter: Meter) -> None:
-        """Note how many coordinates were chosen; most selectors choose as many as they were to."""
-        aimed_at = sum(piece.count for piece in self.segments.pieces)
-        meter.aimed_at += aimed_at
-        if aimed_at == self.segments.room:
-            meter.selected = meter.selected + aimed_at
-        else:
-            meter.selected = meter.selected + (taken.indices < self.segments.size).sum()
+        """Note how many coordinates were chosen."""
+        meter.aimed_at += sum(piece.count for piece in self.segments.pieces)
+        meter.selected = meter.selected + taken.count
 
     def context(self, call: Call) -> Context:
         """What the digests of all messages of this exchange are keyed with."""
