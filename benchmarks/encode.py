@@ -186,6 +186,8 @@ def measure(size: int, device: torch.device, repeats: int) -> dict[str, float]:
     times = median_times(jobs, count, device, warm_up=6)
     wait_for(device)
     copies = {name: seconds / times["copy"] for name, seconds in times.items()}
+    if device.type == "cuda":
+        copies |= workspace(size, gradients)
     copies["copy"] = 1e3 * times["copy"]
     return copies
 
@@ -229,6 +231,26 @@ def exchanges(size: int, gradients: list[Tensor]) -> dict[str, Job]:
     return jobs
 
 
+def workspace(size: int, gradients: list[Tensor]) -> dict[str, float]:
+    """Bytes per value on a GPU beyond gradient and memory: what the kernels keep between steps, and
+    the most that a step and adding up eight messages take besides, their results included."""
+    found = {}
+    for selector in SELECTORS:
+        rank = Rank(selector, cut(selector, "ResNet-18", size), gradients)
+        flat = torch.empty(rank.segments.size, device=gradients[0].device)
+        before = torch.cuda.memory_allocated()
+        rank.withdraw()
+        kept = torch.cuda.memory_allocated() - before
+        torch.cuda.reset_peak_memory_stats()
+        taken = rank.withdraw()
+        messages = [(taken.indices, taken.values)] * 8
+        kernels.on(flat.device).add_up(flat, messages, 1 / 8, rank.segments)
+        most = torch.cuda.max_memory_allocated() - before - kept
+        found[f"kept {selector!r}"] = kept / size
+        found[f"besides {selector!r}"] = most / size
+    return found
+
+
 def show(size: int, found: Mapping[str, float], device: torch.device) -> None:
     page.say()
     page.say(f"{size / 1e6:g}M values, 1 %; one copy = {found['copy']:.3f} ms")
@@ -245,6 +267,11 @@ def show(size: int, found: Mapping[str, float], device: torch.device) -> None:
     )
     whole = ", ".join(f"{s!r} {found[f'exchange {s!r}']:.2f}" for s in SELECTORS)
     page.say(f"  whole exchange, layer-wise, without the network: {whole}")
+    if device.type == "cuda":
+        rows = (
+            f"{s!r} {found[f'kept {s!r}']:.2f} + {found[f'besides {s!r}']:.2f}" for s in SELECTORS
+        )
+        page.say(f"  GPU workspace in bytes per value, kept + during a step: {', '.join(rows)}")
 
 
 def judge(found: Mapping[str, float], kind: str) -> None:
