@@ -21,8 +21,8 @@ $(DEV): $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
 	@touch $@
 
-demo: $(STAMP)  ## train real MNIST on 4 worker processes, dense against sparse; table and plot in out/
-	$(BIN)/sparsewire compare mnist --workers 4 --out out/demo
+demo: $(STAMP)  ## train real MNIST on 4 hosts with 1 Gbit/s links, dense against sparse; table and plot in out/
+	$(BIN)/sparsewire demo --out out/demo
 
 test: $(DEV)  ## all tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup

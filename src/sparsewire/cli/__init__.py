@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from .errors import FAILED, USAGE, CommandError, explain_os_error
@@ -21,6 +22,19 @@ __all__ = ["main"]
 
 _EXTRA = ("tyro", "rich", "matplotlib")
 _INTERRUPTED = 130
+
+HOMES = {
+    "Demo": "demo.demo",
+    "Train": "train.train",
+    "Compare": "compare.compare",
+    "List": "catalogue.list_parts",
+    "Explain": "catalogue.explain",
+    "Lab": "lab.lab",
+    "BenchStep": "bench.step",
+    "BenchTrain": "race.train",
+    "BenchScale": "scale.scale",
+}
+"""The function that runs each command of `options`."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -61,38 +75,10 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _run(command: Command) -> int:
     """Run `command`, with the errors of the library as those of the command line."""
-    from .options import BenchScale, BenchStep, BenchTrain, Compare, Explain, Lab, Train
-
     try:
-        if isinstance(command, Train):
-            from .train import train
-
-            return train(command)
-        if isinstance(command, Compare):
-            from .compare import compare
-
-            return compare(command)
-        if isinstance(command, Lab):
-            from .lab import lab
-
-            return lab(command)
-        if isinstance(command, BenchStep):
-            from .bench import step
-
-            return step(command)
-        if isinstance(command, BenchTrain):
-            from .race import train as race
-
-            return race(command)
-        if isinstance(command, BenchScale):
-            from .scale import scale
-
-            return scale(command)
-        from . import catalogue
-
-        if isinstance(command, Explain):
-            return catalogue.explain(command)
-        return catalogue.list_parts(command)
+        module, _, function = HOMES[type(command).__name__].partition(".")
+        code: int = getattr(import_module(f".{module}", __package__), function)(command)
+        return code
     except BrokenPipeError:
         raise
     except OSError as error:

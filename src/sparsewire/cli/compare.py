@@ -26,6 +26,7 @@ _HEADINGS = (
     "sent per\nstep",
     "less than\ndense",
     "median\nstep",
+    "faster",
 )
 
 
@@ -72,7 +73,7 @@ def _save(options: Compare, results: list[Result]) -> None:
     text = json.dumps(content, indent=2)
     try:
         (options.out / "results.json").write_text(text + "\n", encoding="utf-8")
-        plot.save(results, picture)
+        plot.save(results, picture, options.rate)
     except OSError as error:
         raise explain_os_error(error, "write results to") from None
     if options.json:
@@ -85,6 +86,8 @@ def _save(options: Compare, results: list[Result]) -> None:
 
 def _table(results: list[Result], rate: str | None) -> Table:
     first = results[0].summary["test_accuracy"]
+    base = results[0].summary["step_seconds"]
+    fastness = [base / result.summary["step_seconds"] for result in results]
     title = f"MNIST, {results[0].summary['workers']} workers" + (f" at {rate}" if rate else "")
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1))
     table.add_column("\nscheme", style="bold", overflow="fold")
@@ -100,5 +103,6 @@ def _table(results: list[Result], rate: str | None) -> Table:
             human_bytes(told["bytes_per_step"]),
             f"{told['reduction']:.1f}×",
             f"{1000 * told['step_seconds']:.1f} ms",
+            f"{fastness[number]:.1f}×" if number else "",
         )
     return table

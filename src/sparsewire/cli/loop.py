@@ -202,6 +202,7 @@ class Loop:
             **more,
             **_costs(sent, dense, len(self._seconds)),
             "step_seconds": statistics.median(recent),
+            "train_seconds": sum(self._seconds),
             "memory_norm": now["memory_norm"],
             "gradient_norm": now["gradient_norm"],
         }

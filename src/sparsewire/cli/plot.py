@@ -1,4 +1,4 @@
-"""The picture of a comparison: accuracy over epochs, and bytes per step, one colour a scheme.
+"""The picture of a comparison: how accuracy grew, and bytes per step, one colour a scheme.
 
 Lines and rows carry their names themselves, so there is no legend to look things up in.
 """
@@ -39,8 +39,8 @@ class _Row:
         return self.result.name.replace("), ", "),\n", 1)
 
 
-def save(results: Sequence[Result], path: Path) -> None:
-    """Draw `results` and write them as PNG."""
+def save(results: Sequence[Result], path: Path, rate: str | None = None) -> None:
+    """Draw `results` and write them as PNG: over time if links had a `rate`, else over epochs."""
     from matplotlib.figure import Figure  # takes 0.6 s, and only a comparison needs it
 
     rows = [
@@ -55,30 +55,42 @@ def save(results: Sequence[Result], path: Path) -> None:
         axes.spines["bottom"].set_color(_FAINT)
         axes.tick_params(which="both", colors=_INK, length=0, labelsize=9)
         axes.set_axisbelow(True)
-    _draw_learning(learning, rows)
+    _draw_learning(learning, rows, rate)
     _draw_traffic(traffic, rows)
     figure.savefig(path)
 
 
-def _draw_learning(axes: Axes, rows: Sequence[_Row]) -> None:
-    """Accuracy over epochs, each line named at its end."""
+def _draw_learning(axes: Axes, rows: Sequence[_Row], rate: str | None) -> None:
+    """Accuracy over seconds or epochs, each line named at its end."""
+    places = {row.name: row.result.times for row in rows}
+    title, unit = f"Test accuracy, %, over seconds of training at {rate}", "seconds"
+    if rate is None:
+        places = {row.name: list(range(1, len(row.result.epochs) + 1)) for row in rows}
+        axes.set_xticks(range(1, max(map(len, places.values())) + 1))
+        title, unit = "Test accuracy, %", "epoch"
     for row in rows:
         heights = [100 * accuracy for accuracy in row.result.accuracies]
-        epochs = range(1, len(heights) + 1)
-        axes.plot(epochs, heights, color=row.colour, marker=row.marker, markersize=5, alpha=0.9)
-    last = max(len(row.result.accuracies) for row in rows)
-    axes.set_xticks(range(1, last + 1))
-    axes.set_xlabel("epoch", color=_INK)
-    axes.set_title("Test accuracy, %", loc="left", color=_INK, fontweight="bold", pad=14)
+        axes.plot(
+            places[row.name],
+            heights,
+            color=row.colour,
+            marker=row.marker,
+            markersize=5,
+            alpha=0.9,
+        )
+    if rate is not None:
+        axes.set_xlim(left=0)
+    axes.set_xlabel(unit, color=_INK)
+    axes.set_title(title, loc="left", color=_INK, fontweight="bold", pad=14)
     axes.grid(axis="y", color=_FAINT)
     low, high = axes.get_ylim()
     ends = [100 * row.result.accuracies[-1] for row in rows]
     heights = [_LINE * (1 + row.name.count("\n")) for row in rows]
-    places = _spread([(end - low) / (high - low) for end in ends], heights)
-    for row, end, place in zip(rows, ends, places, strict=True):
+    spots = _spread([(end - low) / (high - low) for end in ends], heights)
+    for row, end, place in zip(rows, ends, spots, strict=True):
         axes.annotate(
             f"{end:.2f}  {row.name}".replace("\n", "\n            "),
-            xy=(len(row.result.accuracies), end),
+            xy=(places[row.name][-1], end),
             xytext=(1.03, place),
             textcoords="axes fraction",
             va="center",

@@ -30,6 +30,11 @@ class Result:
         """Test accuracy after every epoch."""
         return [epoch["test_accuracy"] for epoch in self.epochs]
 
+    @property
+    def times(self) -> list[float]:
+        """Seconds of training until the end of every epoch, tests left out."""
+        return [epoch["train_seconds"] for epoch in self.epochs]
+
 
 class Recorder(ExitStack):
     """Takes the records of one or more runs; leaving its context gives the terminal back."""
