@@ -60,6 +60,7 @@ class DistributedGroup:
         self.roll_call: RollCall | None = None
         self.doing = "the first meeting"
         self._closed = False
+        self._rooms: dict[str, Tensor] = {}
         if self.size > 1:
             spare = _spares.setdefault(original, {}).setdefault(timeout, [])
             self._double = spare.pop() if spare else self._make_double(original)
@@ -151,21 +152,37 @@ class DistributedGroup:
 
     def _reduce(self, payload: Tensor, request: Reduce) -> Total:
         """Every rank adds up its share of the coordinates, then all gather the shares."""
-        count, context = payload.numel(), request.context
+        count, key = payload.numel(), request.context.key(self.rank)
         share = share_size(count, self.size)
-        padded = payload.new_zeros(self.size * share)
-        padded[:count] = payload
-        sealed = _seal_each(padded.view(self.size, share), context.key(self.rank))
-        mine = torch.empty_like(sealed)
+        sent, received = self._rows("sent", share, payload), self._rows("received", share, payload)
+        _cut(payload, sent, share * payload.dtype.itemsize)
+        for row in sent:
+            seal(row, key)
         # as bytes, since not every backend carries every float type
-        dist.all_to_all_single(mine, sealed, group=self._double)
-        parts, damage = self._unseal_each(mine, share, payload.dtype, request)
+        dist.all_to_all_single(received, sent, group=self._double)
+        parts, damage = self._unseal_each(received, share, payload.dtype, request)
         total = ordered_sum(parts, request.dtype, request.scale)
-        sealed = _seal_each(total.view(1, -1), context.key(self.rank))
-        output = sealed.new_empty(self.size, sealed.shape[1])
-        self._all_gather(output.view(-1), sealed.view(-1))
-        sums, later = self._unseal_each(output, share, request.dtype, request)
-        return Total(torch.cat(sums)[:count], torch.where(damage == FINE, later, damage))
+        own = total.new_zeros(sealed_bytes(total.nbytes), dtype=torch.uint8)
+        own[: total.nbytes] = total.view(torch.uint8)
+        shown = self._rows("sent", share, total)
+        self._all_gather(shown.view(-1), seal(own, key))
+        sums, later = self._unseal_each(shown, share, request.dtype, request)
+        values = self._room("sum", self.size * total.nbytes).view(request.dtype)
+        torch.cat(sums, out=values)
+        return Total(values[:count], torch.where(damage == FINE, later, damage))
+
+    def _rows(self, name: str, share: int, like: Tensor) -> Tensor:
+        """Room for one sealed share of numbers as `like` from or for every rank."""
+        width = sealed_bytes(share * like.dtype.itemsize)
+        return self._room(name, self.size * width).view(self.size, width)
+
+    def _room(self, name: str, nbytes: int) -> Tensor:
+        """Memory that is kept: to get as much anew costs more than to send it over a fast link."""
+        room = self._rooms.get(name)
+        if room is None or room.numel() < nbytes:
+            room = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+            self._rooms[name] = room
+        return room[:nbytes]
 
     def _unseal_each(
         self, rows: Tensor, share: int, dtype: torch.dtype, request: Reduce
@@ -192,14 +209,17 @@ class DistributedGroup:
         if self._double is not None:
             _spares[self._original][self.timeout].append(self._double)
         self._double = None
+        self._rooms.clear()
         self._closed = True
 
 
-def _seal_each(rows: Tensor, key: int) -> Tensor:
-    """Every row as bytes with a digest behind them."""
-    data = rows.contiguous().view(torch.uint8)
-    sealed = data.new_zeros(len(rows), sealed_bytes(data.shape[1]))
-    sealed[:, : data.shape[1]] = data
-    for row in sealed:
-        seal(row, key)
-    return sealed
+def _cut(payload: Tensor, rows: Tensor, nbytes: int) -> None:
+    """Give every row its `nbytes` of the payload, and zero bytes where there are no more."""
+    data = payload.view(torch.uint8)
+    full = data.numel() // nbytes if nbytes else 0
+    rows[:full, :nbytes] = data[: full * nbytes].view(full, nbytes)
+    rows[:full, nbytes:] = 0
+    rest = data[full * nbytes :]
+    rows[full:] = 0
+    if rest.numel():
+        rows[full, : rest.numel()] = rest
