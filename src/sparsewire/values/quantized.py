@@ -107,7 +107,7 @@ def _counts(place: Place) -> Tensor:
     """
     starts = place.segments.table(place.indices.device).starts
     edges = torch.searchsorted(place.indices, starts)
-    edges[0] = 0
+    edges[:1].zero_()  # a number written by itself would wait for the device
     end = edges.new_full((1,), place.indices.numel())
     return torch.diff(edges.cummax(0).values, append=end)
 
