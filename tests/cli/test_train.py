@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from sparsewire.lab import obstacle
+
 from .conftest import QUICK, Starter, alive, environment, read, run, sentence, wait_for
 
 EPOCHS = 8
@@ -189,6 +191,14 @@ def test_as_a_rank_of_torchrun(data: Path, finished: Finished) -> None:
     summary = json.loads(ended.stdout)
     assert summary["workers"] == 2
     assert summary["model_sha256"] == finished.summary["model_sha256"]
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))
+def test_on_a_lab(start: Starter, finished: Finished) -> None:
+    ended = start("--epochs", str(EPOCHS), "--rate", "1gbit", "--json").end()
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["model_sha256"] == finished.summary["model_sha256"]
 
 
 @pytest.mark.timeout(100)

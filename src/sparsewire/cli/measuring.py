@@ -93,6 +93,8 @@ class Session:
             try:
                 self._launch(site, turns)
             except WorkerError as error:
+                if not self._left():
+                    break  # all is measured; they only did not part in peace
                 if self._turn is None or self._turn[1] == COMPUTE:
                     raise
                 self._fail(self._turn[1], str(error))
@@ -109,7 +111,7 @@ class Session:
         launch(job, site, self._hear, debug=self._debug, overdue=self._overdue)
 
     def _left(self) -> tuple[Turn, ...]:
-        """The turns that are still to be taken, none if nobody but compute is left."""
+        """The turns that are still to be taken."""
         return tuple(
             turn
             for turn in self._plan.turns
