@@ -21,7 +21,7 @@ _LOGS = "(default: a new folder in ./runs)"
 _UNSHAPED = "(default: not shaped)"
 _ALL_PEERS = "(default: dense fp16 bf16 powersgd-1 powersgd-4)"
 _BATCHES = "(default: 40 for mnist, 16 for resnet18, 8 for transformer)"
-_RACE_RATES = "(default: 0.1 for sgd, 0.005 for adagrad)"
+_RACE_RATES = "(default: 0.005 for adagrad, 0.05 for sgd)"
 SchemeText = Annotated[str, arg(metavar="SCHEME")]
 
 COMPARED = (
@@ -245,8 +245,8 @@ class BenchTrain:
     """Images per host and step."""
     hidden: Annotated[tuple[int, ...], arg(metavar="N [N ...]")] = (4096, 4096, 4096)
     """Widths of the hidden layers."""
-    optimizer: Literal["sgd", "adagrad"] = "sgd"
-    """Which optimizer applies the exchanged gradient."""
+    optimizer: Literal["adagrad", "sgd"] = "adagrad"
+    """Which optimizer applies the exchanged gradient; sgd has momentum 0.9."""
     lr: Annotated[float | None, arg(metavar="RATE", help_behavior_hint=_RACE_RATES)] = None
     """Learning rate, the same for all."""
     evaluate_every: Annotated[int, arg(metavar="N")] = 25

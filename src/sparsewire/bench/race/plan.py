@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-LEARNING_RATES = {"sgd": 0.1, "adagrad": 0.005}
+LEARNING_RATES = {"adagrad": 0.005, "sgd": 0.05}
+MOMENTUM = 0.9  # of sgd, without which it gets there late
 
 
 @dataclass(frozen=True)

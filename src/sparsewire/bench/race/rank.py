@@ -24,7 +24,7 @@ from ...tasks.idx import DataError
 from .. import interface
 from ..contenders import Entry
 from ..rank import find_unable
-from .plan import Plan
+from .plan import MOMENTUM, Plan
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -172,4 +172,4 @@ def _sum(*values: float) -> list[float]:
 def _optimizer(plan: Plan, net: nn.Module) -> torch.optim.Optimizer:
     if plan.optimizer == "adagrad":
         return torch.optim.Adagrad(net.parameters(), lr=plan.lr)
-    return torch.optim.SGD(net.parameters(), lr=plan.lr)
+    return torch.optim.SGD(net.parameters(), lr=plan.lr, momentum=MOMENTUM)
