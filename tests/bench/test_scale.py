@@ -23,8 +23,9 @@ from .conftest import bench, contender, results, run
 
 BUCKETS = [{"out": [10, 1000], "out.bias": [10]}, {"in": [1000, 4000], "in.bias": [1000]}]
 DENSE_BUCKETS = [{"values": [10_010]}, {"values": [4_001_000]}]
-NAMES = ("dense DDP", "TopK(0.01)", "Scheme(TopK(0.01), values=TwoBit())", "BlockRandomK(0.01)")
-TRUE = Model(step=0.01, hop=2e-4, byte=8e-9, look=3e-9, addition=2e-8)
+SHARED = "BlockRandomK(0.01, shared=True)"
+NAMES = ("dense DDP", "TopK(0.01)", "Scheme(TopK(0.01), values=TwoBit())", SHARED)
+TRUE = Model(step=0.01, hop=2e-4, byte=8e-9, move=1e-9, look=3e-9, addition=2e-8)
 
 
 def loads(name: str) -> Loads:
@@ -68,7 +69,7 @@ def test_coefficients_are_never_negative() -> None:
         assert (slope > -1e-8).all()
         assert np.abs(slope[found > 0]).max(initial=0) < 1e-8
     quick = [Measured(Load(1, 1000, 10, 10), 1.0, 1.0, 0.9)] * 3
-    assert fit(quick) == Model(0, 0, 0, 0, 0), "faster than compute alone"
+    assert fit(quick) == Model(0, 0, 0, 0, 0, 0), "faster than compute alone"
 
 
 def test_noise_stays_small() -> None:
@@ -79,7 +80,7 @@ def test_noise_stays_small() -> None:
 
 
 def test_loads_of_an_all_gather_grow_and_of_an_all_reduce_stay() -> None:
-    gather, reduce, dense = loads("TopK(0.01)"), loads("BlockRandomK(0.01)"), loads("dense DDP")
+    gather, reduce, dense = loads("TopK(0.01)"), loads(SHARED), loads("dense DDP")
     assert gather.on(9).received == pytest.approx(8 * gather.on(2).received)
     assert reduce.on(9).received < 2.1 * reduce.on(2).received
     assert dense.on(2).received == 4 * 4_011_010
@@ -160,7 +161,7 @@ def test_what_follows(scale: Scale) -> None:
     many = scale.crossover_of_bytes("TopK(0.01)")
     assert many is not None
     assert scale.received("TopK(0.01)", many) >= scale.received("dense DDP", many)
-    assert scale.crossover("BlockRandomK(0.01)") is None
+    assert scale.crossover(SHARED) is None
     assert "than dense DDP; in the model it stays faster up to 1024 hosts." in headline(scale)
     said = " ".join(remarks(scale))
     assert f"in the model dense DDP is as fast from {crossing} hosts on" in said
@@ -169,8 +170,8 @@ def test_what_follows(scale: Scale) -> None:
 
 def test_json_round_trip(scale: Scale) -> None:
     content = json.loads(dumps(scale.to_dict()))
-    again = Scale.from_dict(content)
-    assert again.to_dict() == scale.to_dict()
+    again = Scale.from_dict(content)  # with times to the microsecond, from here on the same
+    assert Scale.from_dict(json.loads(dumps(again.to_dict()))) == again
     assert again.crossover("TopK(0.01)") == scale.crossover("TopK(0.01)")
     assert content["kind"] == "scale"
     assert len(content["fitted"]["points"]) == 16
@@ -212,7 +213,8 @@ def test_a_measurement(folder: Path) -> None:
     assert found.names == ["dense DDP", "TopK(0.1)"]
     for name in found.names:
         for hosts, one in found.measured(name).items():
-            assert one.payload == found.received(name, hosts), "the formula is exact"
+            # Half a byte may be missing where a ring's shares are not even.
+            assert one.payload == pytest.approx(found.received(name, hosts), abs=0.5)
     assert all(value >= 0 for value in content["fitted"]["seconds_per"].values())
     for name in ("scale.png", "scale.svg", "report.html"):
         assert (folder / "out" / name).exists()

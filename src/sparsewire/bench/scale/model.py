@@ -2,7 +2,7 @@
 
 With W hosts on C cores, s = max(1, W/C) is how many hosts a core serves, and
 
-    step(W) − compute(W) ≈ a + l·hops + b·bytes + d·s·looked_at + g·s·added
+    step(W) − compute(W) ≈ a + l·hops + b·bytes + s·(c·bytes + d·looked_at + g·added)
 
 No coefficient is below zero. They are the same for all contenders, who differ in their loads alone.
 """
@@ -37,7 +37,8 @@ class Model:
 
     step: float  # a
     hop: float  # l
-    byte: float  # b
+    byte: float  # b, on the link
+    move: float  # c, a core's work for a byte
     look: float  # d
     addition: float  # g
 
@@ -92,4 +93,11 @@ def least_squares(rows: Array, wanted: Array) -> Array:
 
 
 def _terms(load: Load, share: float) -> tuple[float, ...]:
-    return (1.0, load.hops, load.received, share * load.looked_at, share * load.added)
+    return (
+        1.0,
+        load.hops,
+        load.received,
+        share * load.received,
+        share * load.looked_at,
+        share * load.added,
+    )

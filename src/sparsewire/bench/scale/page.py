@@ -21,14 +21,15 @@ _METHOD = (
     "all-reduce.",
 )
 _MODEL = (
-    "Modelled, not measured: step(W) − compute(W) = a + l·hops + b·bytes + d·s·looked_at + "
-    "g·s·added, for W hosts. Hops are W − 1 for each all-gather of a step and twice that for each "
-    "all-reduce; bytes are those a host receives; looked_at are the values that a scheme selects "
-    "from; added are the selected values that a host adds up one by one: those of all hosts, or, "
-    "where they are added on the way, as many as one host selects.",
-    "s = max(1, W / cores) is how many hosts a core of this machine serves. It stretches only the "
-    "work that a host's own core does.",
-    "The five coefficients are the same for all contenders. They are not below zero, and have the "
+    "Modelled, not measured: step(W) − compute(W) = a + l·hops + b·bytes + "
+    "s·(c·bytes + d·looked_at + g·added), for W hosts. Hops are W − 1 for each "
+    "all-gather of a step and twice that for each all-reduce; bytes are those a host "
+    "receives; looked_at are the values that a scheme selects from; added are the selected values "
+    "that a host adds up one by one: those of all hosts, or, where they are added on the way, as "
+    "many as one host selects.",
+    "s = max(1, W / cores) is how many hosts a core of this machine serves. It stretches the "
+    "work of a host's own core, which moves bytes, selects and adds up, and nothing else.",
+    "The six coefficients are the same for all contenders. They are not below zero, and have the "
     "least squared errors over all measured points, each error taken as a share of the measured "
     "step.",
     "To more hosts than measured, the model goes with s = 1, as if each had cores of its own, and "
@@ -87,7 +88,8 @@ def _coefficients(scale: Scale) -> str:
         [
             ("a", f"{say_seconds(fitted.step)} per step"),
             ("l", f"{1e6 * fitted.hop:.3g} µs per hop"),
-            ("b", f"{1e9 * fitted.byte:.3g} ns per byte received"),
+            ("b", f"{1e9 * fitted.byte:.3g} ns per byte received, on the link"),
+            ("c", f"{1e9 * fitted.move:.3g} ns per byte received, of a core"),
             ("d", f"{1e9 * fitted.look:.3g} ns per value looked at"),
             ("g", f"{1e9 * fitted.addition:.3g} ns per value added"),
             ("compute", f"{say_seconds(scale.alone)} on one host alone"),

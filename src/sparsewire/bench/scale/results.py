@@ -246,9 +246,9 @@ def remarks(scale: Scale) -> list[str]:
         f"The model is off by {scale.mean_error:.0%} on average, and by {worst.error:+.0%} at "
         f"worst: {worst.name} on {worst.hosts} hosts."
     ]
-    if len(scale.checked) < 10:
+    if len(scale.checked) < 12:
         said.append(
-            f"It has 5 coefficients from only {len(scale.checked)} measured points: take it as a "
+            f"It has 6 coefficients from only {len(scale.checked)} measured points: take it as a "
             f"guess."
         )
     if DENSE in scale.names:
