@@ -117,7 +117,7 @@ def _check(made: Lab, console: Console) -> None:
     )
     with bar:
         task = bar.add_task("", total=None)
-        links = made.check(lambda done, all: bar.update(task, completed=done, total=all))
+        links = made.check(lambda done, total: bar.update(task, completed=done, total=total))
     console.print(f"lab {made.id}: what TCP gets through", highlight=False)
     console.print(_table(links))
     for link in links:

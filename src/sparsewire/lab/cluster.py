@@ -136,7 +136,9 @@ def sweep() -> None:
     with postponed(), records.alone():
         for record in records.read_all():
             if not record.owned:
-                _remove(record)
+                # What resists is left to the next one; it must not keep this one from being built.
+                with contextlib.suppress(LabError):
+                    _remove(record)
 
 
 def running() -> list[Plan]:

@@ -1,8 +1,8 @@
 """What a lab looks like, and the `ip` and `tc` commands that make it so.
 
-    host0 eth0 ─tbf▶──◀tbf─ port0 ┐                            ┌ port2 ─tbf▶──◀tbf─ eth0 host2
-                                  switch ─tbf▶──◀tbf─ switch
-    host1 eth0 ─tbf▶──◀tbf─ port1 ┘  rack0            rack1    └ port3 ─tbf▶──◀tbf─ eth0 host3
+    host0 eth0 ─tbf▶──◀tbf─ port0 ┐                          ┌ port2 ─tbf▶──◀tbf─ eth0 host2
+                                  ├ rack0 ─tbf▶──◀tbf─ rack1 ┤
+    host1 eth0 ─tbf▶──◀tbf─ port1 ┘                          └ port3 ─tbf▶──◀tbf─ eth0 host3
 
 Without oversubscription there is only rack0. Every host and every rack is a namespace, so that
 nothing lies in the machine's own. Nothing here runs anything.
