@@ -127,9 +127,11 @@ class Desk:
         return indices, values
 
     def check(self, total: Total) -> Tensor:
-        self._remember(total.damage)
-        self._remember(torch.where(finite(total.values), FINE, damage_code(self.call.rank, VALUES)))
-        return total.values
+        with self.meter.stage("decode"):
+            self._remember(total.damage)
+            overflow = damage_code(self.call.rank, VALUES)
+            self._remember(torch.where(finite(total.values), FINE, overflow))
+            return total.values
 
     def _remember(self, damage: Tensor) -> None:
         """Keep the first damage."""

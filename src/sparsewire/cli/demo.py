@@ -5,32 +5,26 @@ from __future__ import annotations
 import sys
 
 from ..lab import obstacle
-from .compare import compare
-from .options import Compare, Demo
+from .options import BenchTrain, Demo
+from .race import train
 
 _RATE = "1gbit"
-_HIDDEN = (1024, 1024)  # 1.9 million parameters: a step sends 11 MB if nothing is left out
-_EPOCHS = 2
-_SCHEMES = (
-    "Dense()",
-    "TopK(0.01)",
-    "Scheme(TopK(0.01), values=TwoBit())",
-    "BlockRandomK(0.01)",
-)
+_SCHEMES = ("TopK(0.01)", "Scheme(TopK(0.01), values=TwoBit())")
 
 
 def demo(options: Demo) -> int:
-    """Train MNIST with a few schemes on four hosts, and compare them."""
+    """Train MNIST to 97 % on four hosts, with dense DDP and with two schemes."""
     why_not = obstacle()
     if not options.quiet:
         print(_opening(why_not), file=sys.stderr, flush=True)
-    return compare(
-        Compare(
-            task="mnist",
+    return train(
+        BenchTrain(
             schemes=_SCHEMES,
-            hidden=_HIDDEN,
-            epochs=_EPOCHS,
-            rate=None if why_not else _RATE,
+            hidden=(1024, 1024),  # 1.9 million parameters: dense, a step sends 11 MB
+            evaluate_every=50,
+            limit_steps=800,
+            rate=_RATE,
+            loopback=why_not is not None,
             out=options.out,
             data=options.data,
             json=options.json,
@@ -44,8 +38,8 @@ def _opening(why_not: str | None) -> str:
     """What is about to be seen, and on what network."""
     if why_not is None:
         return (
-            "MNIST on 4 hosts with links of 1 Gbit/s, a network of its own on this machine: "
-            "about 4 minutes"
+            "MNIST on 4 hosts with links of 1 Gbit/s, a network of its own on this machine, until "
+            "97 % of the test set are right: a few minutes"
         )
     return (
         f"MNIST on 4 processes over loopback, which costs nothing: you will see fewer bytes, but "

@@ -275,7 +275,8 @@ def inspect(
 
 
 def finite(values: Tensor) -> Tensor:
-    """Whether all values are; the largest magnitude tells, and is NaN if any of them is."""
+    """Whether all values are: the smallest and the largest tell, and are NaN if any of them is."""
     if not values.numel():
         return torch.ones((), dtype=torch.bool, device=values.device)
-    return values.abs().amax().isfinite()
+    low, high = torch.aminmax(values)
+    return low.isfinite() & high.isfinite()
