@@ -98,7 +98,7 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
 
 WRONG_WORDS = [
     ("trian mnist", "did you mean train?"),
-    ("frobnicate", "there are train, compare, list, explain"),
+    ("frobnicate", "there are demo, train, compare, list, explain"),
     ("train", "missing from sparsewire train: {mnist}"),
     ("train minst", "invalid choice 'minst'"),
     ("train mnist --workers four", "--workers takes a whole number, not 'four'"),
