@@ -199,6 +199,7 @@ def test_table_picture_and_page(scale: Scale, tmp_path: Path) -> None:
     assert "<script" not in text
 
 
+@pytest.mark.slow  # starts processes three times: alone, on two hosts and on three
 @pytest.mark.timeout(100)
 def test_a_measurement(folder: Path) -> None:
     words = ["--loopback", "--hosts", "3", "2", "--model", "tiny:model", "--rounds", "1"]

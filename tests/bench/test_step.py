@@ -167,7 +167,7 @@ number = 5
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        ("raises", "broken:raises(0) failed with KeyError: 'no such dataset'"),
+        ("raises", "failed with KeyError: 'no such dataset'"),  # on whichever rank is first
         ("different", "broken:different builds another model on rank 1 than on rank 0"),
     ],
 )
