@@ -38,6 +38,7 @@ class Peer:
     adds: torch.dtype = torch.float32
     bucket_mb: int | None = None  # None: as DDP likes it
     warm_up: int = 2
+    sends: bool = True
 
 
 def _low_rank(rank: int) -> Peer:
@@ -49,14 +50,24 @@ def _low_rank(rank: int) -> Peer:
     return Peer(powerSGD_hook.powerSGD_hook, state, bucket_mb=_ONE_BUCKET, warm_up=4)
 
 
+def _exchange_nothing(state, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations
+    """Leave every rank's gradient as it is: what is left is what DDP itself costs."""
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
 PEERS: dict[str, Peer] = {
     DENSE: Peer(default_hooks.allreduce_hook),
     "fp16 hook": Peer(default_hooks.fp16_compress_hook, adds=torch.float16),
     "bf16 hook": Peer(default_hooks.bf16_compress_hook, adds=torch.bfloat16),
     "PowerSGD rank 1": _low_rank(1),
     "PowerSGD rank 4": _low_rank(4),
+    "DDP, no exchange": Peer(_exchange_nothing, sends=False),
 }
-SHORT = dict(zip(("dense", "fp16", "bf16", "powersgd-1", "powersgd-4"), PEERS, strict=True))
+SHORT = dict(
+    zip(("dense", "fp16", "bf16", "powersgd-1", "powersgd-4", "nothing"), PEERS, strict=True)
+)
 """The peers by the names that are easy to type."""
 
 
@@ -124,7 +135,7 @@ class Entry:
         """Bytes of payload that this rank has sent so far; of a peer, what a ring would send."""
         if self.wire is not None:
             return self.wire.meter.bytes_sent
-        if self._peer is None:
+        if self._peer is None or not self._peer.sends:
             return 0
         if isinstance(self._state, powerSGD_hook.PowerSGDState):
             return dense_traffic(self._state.total_numel_after_compression, world, 4)

@@ -232,7 +232,7 @@ class BenchTrain:
     schemes: Annotated[tuple[str, ...], arg(metavar="SCHEME [SCHEME ...]")] = RACE_SCHEMES
     """sparsewire's schemes."""
     peers: Annotated[tuple[str, ...], arg(metavar="PEER [PEER ...]")] = ("dense",)
-    """What they race against: dense, fp16, bf16, powersgd-1, powersgd-4."""
+    """What they race against: dense, fp16, bf16, powersgd-1, powersgd-4, nothing."""
     target: Annotated[float, arg(metavar="ACCURACY")] = 0.97
     """The test accuracy at which a training ends, between 0 and 1."""
     hosts: Annotated[int, arg(metavar="N")] = 4
