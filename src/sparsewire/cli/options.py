@@ -198,7 +198,7 @@ class BenchStep:
     peers: Annotated[
         tuple[str, ...], arg(metavar="PEER [PEER ...]", help_behavior_hint=_ALL_PEERS)
     ] = PEERS
-    """What they are measured against, besides compute alone."""
+    """What they are measured against, besides compute alone; nothing: DDP without an exchange."""
     hosts: Annotated[int, arg(metavar="N")] = 4
     """Hosts of the network, each with one worker process."""
     rates: Annotated[tuple[str, ...], arg(metavar="RATE [RATE ...]", aliases=("--rate",))] = (
