@@ -22,7 +22,7 @@ from sparsewire import kernels
 from sparsewire.desk import Call, Desk, finite
 from sparsewire.engine import Exchange
 from sparsewire.indices import IndexCodec
-from sparsewire.message import FINE, HEADER_BYTES, VERDICT_BYTES, is_sealed, seal
+from sparsewire.message import HEADER_BYTES, VERDICT_BYTES, is_sealed, seal
 from sparsewire.meter import Meter
 from sparsewire.segments import Segments
 from sparsewire.selectors import Draw
@@ -121,8 +121,7 @@ def index_sizes(size: int) -> None:
 def desk_of(scheme: sw.Scheme, size: int) -> Desk:
     exchange = Exchange(scheme, scheme.cut({"w": (size // COLUMNS, COLUMNS)}))
     length = exchange.segments.size
-    ledger, fine = torch.zeros(length + 1), torch.tensor(FINE)
-    return Desk(exchange, torch.zeros(length), ledger, Call(0, 0, 1), Meter(), fine)
+    return Desk(exchange, torch.zeros(length), torch.zeros(length + 1), Call(0, 0, 1), Meter())
 
 
 def message_sizes(size: int) -> None:

@@ -25,7 +25,9 @@ from .traces import namespaces, needs_lab
 pytestmark = [pytest.mark.timeout(60), pytest.mark.xdist_group("lab")]
 
 OWNER = """
-import subprocess, sys, time
+import signal, subprocess, sys, time
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup leaves it to be ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)  # and a shell, in the background
 from sparsewire.lab import Lab
 with Lab(hosts=2, rate="10mbit") as lab:
     family = ["sh", "-c", "sleep 500 & echo $!; echo $$; wait"]
