@@ -16,7 +16,7 @@ from . import agreement
 
 pytest.importorskip("numba")
 from sparsewire.kernels import cpu as module
-from sparsewire.kernels.cpu import jit, withdraw
+from sparsewire.kernels.cpu import jit, sums, withdraw
 
 cpu: Kernels = module
 CPU = torch.device("cpu")
@@ -49,8 +49,13 @@ def test_agreement_of_threads_past_the_cache(
     check(cpu, CPU, 300)
 
 
-def test_agreement_of_threads_when_adding_up(threads: int) -> None:
+@pytest.mark.parametrize("past_cache", [False, True])
+def test_agreement_of_threads_when_adding_up(
+    threads: int, past_cache: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sums, "_LARGE", 0 if past_cache else 1 << 62)
     agreement.check_add_up(cpu, CPU, 5000)
+    agreement.check_add_up(cpu, CPU, 9001)  # neither blocks nor stripes come out even
 
 
 @pytest.mark.parametrize("past_cache", [False, True])
