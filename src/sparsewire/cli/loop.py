@@ -240,7 +240,7 @@ def _costs(sent: float, dense: float, steps: int) -> Record:
 
 def _optimizer(plan: Plan, net: nn.Module) -> torch.optim.Optimizer:
     if plan.optimizer == "adagrad":
-        return torch.optim.Adagrad(net.parameters(), lr=plan.lr)
+        return torch.optim.Adagrad(net.parameters(), lr=plan.lr, fused=True)
     return torch.optim.SGD(net.parameters(), lr=plan.lr, momentum=plan.momentum)
 
 

@@ -171,5 +171,5 @@ def _sum(*values: float) -> list[float]:
 
 def _optimizer(plan: Plan, net: nn.Module) -> torch.optim.Optimizer:
     if plan.optimizer == "adagrad":
-        return torch.optim.Adagrad(net.parameters(), lr=plan.lr)
+        return torch.optim.Adagrad(net.parameters(), lr=plan.lr, fused=True)
     return torch.optim.SGD(net.parameters(), lr=plan.lr, momentum=MOMENTUM)
