@@ -25,23 +25,27 @@ LEVELS = {
     "lab": 1,
     "meter": 2,
     "message": 2,
+    "shards": 2,
     **dict.fromkeys(PARTS, 3),
     "report": 3,
     "scheme": 4,
     "ledger": 4,
+    "form": 4,
     "desk": 5,
-    "engine": 6,
-    "groups": 7,
-    "explanation": 7,
-    "adapters": 8,
-    "bench": 9,
-    "tasks": 8,
-    "": 9,  # the package itself
-    "cli": 10,
+    "sharddesk": 6,
+    "engine": 7,
+    "groups": 8,
+    "explanation": 8,
+    "adapters": 9,
+    "bench": 10,
+    "tasks": 9,
+    "": 10,  # the package itself
+    "cli": 11,
 }
 NEIGHBOURS = {
     ("segments", "kernels"),  # they say the same in two ways
     ("kernels", "segments"),
+    ("kernels", "shards"),
     ("desk", "engine"),  # for its types alone
 }
 
@@ -232,6 +236,7 @@ PUBLIC = [
     "Scheme",
     "SchemeError",
     "Segments",
+    "Sharded",
     "SimulatedGroup",
     "SparsewireError",
     "State",

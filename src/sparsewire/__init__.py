@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .adapters.ddp import Wire, attach
     from .adapters.functional import State, exchange, init, simulate
     from .adapters.optimizer import DistributedOptimizer
-    from .collectives import AllGather, AllReduce
+    from .collectives import AllGather, AllReduce, Sharded
     from .errors import (
         AttachError,
         DamageError,
@@ -44,7 +44,7 @@ _HOMES = {
     "adapters.ddp": ("Wire", "attach"),
     "adapters.functional": ("State", "exchange", "init", "simulate"),
     "adapters.optimizer": ("DistributedOptimizer",),
-    "collectives": ("AllGather", "AllReduce"),
+    "collectives": ("AllGather", "AllReduce", "Sharded"),
     "errors": (
         "AttachError",
         "DamageError",
@@ -102,6 +102,7 @@ __all__ = [
     "Scheme",
     "SchemeError",
     "Segments",
+    "Sharded",
     "SimulatedGroup",
     "SparsewireError",
     "State",

@@ -1,7 +1,7 @@
 """How messages meet, so that every rank ends with the same mean.
 
 A collective does no I/O: it is a generator that yields what it wants communicated (`Gather`,
-`Reduce`) and is sent the answer. A driver in `groups/` carries the requests: over the network,
+`Deliver`, `Reduce`) and is sent the answer. A driver in `groups/` carries the requests: over the network,
 between simulated workers, or not at all.
 """
 
@@ -15,8 +15,10 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from .errors import SchemeError
 from .message import Context, sealed_bytes
 from .notation import Part
+from .shards import OWNED
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,20 @@ class Gather:
     def traffic(self, world: int) -> int:
         """Bytes this rank sends, and as many that it receives."""
         return gather_traffic(self.payload.numel(), world)
+
+
+@dataclass(frozen=True)
+class Deliver:
+    """Give row r of my payload to rank r: uint8, as many bytes in every row on all ranks.
+
+    The answer is a list of the rows that all ranks had for me, in rank order.
+    """
+
+    payload: Tensor
+
+    def traffic(self, world: int) -> int:
+        """Bytes this rank sends, and as many that it receives."""
+        return gather_traffic(self.payload.shape[1], world)
 
 
 @dataclass(frozen=True)
@@ -62,7 +78,7 @@ class Total:
     damage: Tensor
 
 
-Request = Gather | Reduce
+Request = Gather | Deliver | Reduce
 Talk = Generator[Request, Any, None]
 
 
@@ -112,19 +128,45 @@ class Desk(Protocol):
     def apply(self, entries: Sequence[tuple[Tensor, Tensor]], share: float) -> None:
         """Write the sum of all entries, each times `share`, into the gradient."""
 
+    def push(self, indices: Tensor, values: Tensor) -> Tensor:
+        """One rank's messages to all owners, a row each."""
+
+    def settle(self, messages: Sequence[Tensor]) -> Tensor:
+        """As owner: the message that answers those of all ranks."""
+
+    def pull(self, messages: Sequence[Tensor]) -> None:
+        """Write what all owners answered into the gradient."""
+
+
+class Sizes(Protocol):
+    """What the traffic of an exchange depends on."""
+
+    message_bytes: int
+    value_count: int
+    value_width: int
+    sum_width: int
+
+    def push_bytes(self, world: int) -> int:
+        """Bytes of one rank's message to one owner."""
+
+    def pull_bytes(self, world: int) -> int:
+        """Bytes of one owner's message to all."""
+
 
 class Collective(Part, ABC):
     """Carries messages. `adds`: messages are added on the way, so ranks must share coordinates."""
 
     adds: ClassVar[bool]
+    fields: ClassVar[tuple[str, ...]] = ()
+    """What a rank remembers as the owner of some coordinates."""
 
     @abstractmethod
     def meet(self, indices: Tensor, values: Tensor, desk: Desk) -> Talk:
         """Exchange this rank's entries and hand the mean to `desk.add`."""
 
     @abstractmethod
-    def traffic(self, message: int, count: int, width: int, sum_width: int, world: int) -> int:
-        """Bytes each rank sends, as many as it receives, for messages of this size."""
+    def traffic(self, sizes: Sizes, world: int) -> int:
+        """Bytes each rank sends, as many as it receives."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -137,8 +179,8 @@ class AllGather(Collective):
         messages = yield Gather(desk.write(indices, values))
         desk.apply(desk.read(messages), desk.share)
 
-    def traffic(self, message: int, count: int, width: int, sum_width: int, world: int) -> int:
-        return gather_traffic(message, world)
+    def traffic(self, sizes: Sizes, world: int) -> int:
+        return gather_traffic(sizes.message_bytes, world)
 
 
 @dataclass(frozen=True, repr=False)
@@ -152,8 +194,50 @@ class AllReduce(Collective):
         mean = desk.check((yield Reduce(narrow, values.dtype, desk.context, desk.share)))
         desk.apply([(indices, mean)], 1.0)
 
-    def traffic(self, message: int, count: int, width: int, sum_width: int, world: int) -> int:
-        return reduce_traffic(count, width, sum_width, world)
+    def traffic(self, sizes: Sizes, world: int) -> int:
+        return reduce_traffic(sizes.value_count, sizes.value_width, sizes.sum_width, world)
 
 
-ALL: tuple[type[Collective], ...] = (AllGather, AllReduce)
+@dataclass(frozen=True, repr=False)
+class Sharded(Collective):
+    """Every rank owns a share of the coordinates, as in a parameter server, sparse both ways.
+
+    A rank sends each owner the entries that are its own. The owner adds them up, adds what it
+    remembers, and sends everybody the largest of that; the rest it keeps for later. What a rank
+    receives does not grow with the number of ranks.
+
+    Arguments:
+        pull_ratio: the share of its coordinates that an owner sends back; as many as a rank sends
+            if not given, and 1.0 for all that arrived, which grows with the number of ranks.
+
+    Reference: Aji & Heafield 2017, section 3.
+    """
+
+    pull_ratio: float | None = None
+
+    adds = False
+    fields = (OWNED,)
+
+    def __post_init__(self) -> None:
+        ratio = self.pull_ratio
+        if ratio is None:
+            return
+        if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0 < ratio <= 1:
+            raise SchemeError(
+                f"Sharded(pull_ratio={ratio!r}) makes no sense: it is the share of its coordinates "
+                f"that an owner sends back, above 0 and at most 1, as in Sharded(pull_ratio=0.01)"
+            )
+        object.__setattr__(self, "pull_ratio", float(ratio))
+
+    def meet(self, indices: Tensor, values: Tensor, desk: Desk) -> Talk:
+        parts = yield Deliver(desk.push(indices, values))
+        results = yield Gather(desk.settle(parts))
+        desk.pull(results)
+
+    def traffic(self, sizes: Sizes, world: int) -> int:
+        return gather_traffic(sizes.push_bytes(world), world) + gather_traffic(
+            sizes.pull_bytes(world), world
+        )
+
+
+ALL: tuple[type[Collective], ...] = (AllGather, AllReduce, Sharded)

@@ -5,7 +5,7 @@ Nothing that arrives is believed: every message is checked from its digest to it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,16 +14,15 @@ from torch import Tensor
 
 from . import kernels
 from .collectives import Total
+from .form import Form
 from .kernels.reference import finite
 from .message import (
-    DIGEST_BYTES,
     FINE,
     REASONS,
     VALUES,
     Context,
     damage_code,
     first_damage,
-    seal,
 )
 from .meter import Meter
 from .selectors import Draw
@@ -51,7 +50,7 @@ class Call:
 class Desk:
     """Writes and reads the messages of one exchange, and writes the mean into the gradient.
 
-    What it finds wrong, in `damage`, stays on the gradient's device: the ranks compare it when the
+    What it finds wrong, in `damage` and `unsound`, stays on the gradient's device: the ranks compare it when the
     step is over, and the mean is written without waiting for that.
     """
 
@@ -64,16 +63,13 @@ class Desk:
     def __post_init__(self) -> None:
         self.share = 1 / self.call.world
         self.context: Context = self.exchange.context(self.call)
-        self.damage = torch.full((), FINE, device=self.gradient.device)
+        self.damage = self.unsound = torch.full((), FINE, device=self.gradient.device)
         self._own: tuple[Tensor, Tensor] | None = None  # what this rank wrote, as others read it
 
     def write(self, indices: Tensor, values: Tensor) -> Tensor:
         with self.meter.stage("encode"):
-            exchange = self.exchange
             data = self._encode(indices, values)
-            places = exchange.scheme.indices.encode(indices, exchange.segments)
-            rest = data.new_zeros(exchange.padding_bytes + DIGEST_BYTES)
-            return seal(torch.cat([places, data, rest]), self.context.key(self.call.rank))
+            return self.exchange.form.write(indices, data, self.context.key(self.call.rank))
 
     def read(self, messages: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         with self.meter.stage("decode"):
@@ -96,35 +92,17 @@ class Desk:
     def _inspect(
         self, messages: Sequence[Tensor], entries: Sequence[tuple[Tensor, Tensor]], first: int
     ) -> Tensor:
-        exchange = self.exchange
-        if not messages:
-            return torch.empty(0, len(REASONS), dtype=torch.bool, device=self.gradient.device)
-        if not exchange.scheme.indices.written:
-            entries = [(indices[:0], values) for indices, values in entries]
-        return kernels.on(self.gradient.device).inspect(
-            messages,
-            entries,
-            self.context.common,
-            first,
-            exchange.message_bytes,
-            exchange.segments.size,
-        )
+        return inspect(self.exchange.form, messages, entries, self.context.common, first)
 
     def _entries(self, message: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-        scheme, segments = self.exchange.scheme, self.exchange.segments
-        if message.numel() != self.exchange.message_bytes:
-            nothing = message.new_empty(0)
-            return nothing, nothing
-        split = self.exchange.index_bytes
-        end = split + self.exchange.value_bytes
-        if scheme.indices.written:
-            indices = scheme.indices.decode(message[:split], segments)
-        else:
-            draw = Draw(scheme.seed, self.call.step, rank)
-            indices = scheme.selector.coordinates(segments, draw, message.device)
-        place = Place(indices, segments, self._key(rank))
-        values = scheme.values.decode(message[split:end], place, self.ledger.dtype)
-        return indices, values
+        exchange = self.exchange
+        draw = Draw(exchange.scheme.seed, self.call.step, rank)
+
+        def coordinates() -> Tensor:
+            return exchange.scheme.selector.coordinates(exchange.segments, draw, message.device)
+
+        key = draw.key(shared=False)
+        return read(exchange.form, message, coordinates, key, self.ledger.dtype)
 
     def check(self, total: Total) -> Tensor:
         with self.meter.stage("decode"):
@@ -148,15 +126,56 @@ class Desk:
 
     def _encode(self, indices: Tensor, values: Tensor) -> Tensor:
         """Values as bytes; what the codec changed goes back into the ledger."""
-        codec, segments = self.exchange.scheme.values, self.exchange.segments
-        place = Place(indices, segments, self._key(self.call.rank))
-        data = codec.encode(values, place)
-        if not codec.exact(values.dtype):
-            read = codec.decode(data, place, values.dtype)
-            kernels.on(read.device).put_back(self.ledger, indices, values - read, segments)
-            values = read
+        form = self.exchange.form
+        key = Draw(self.exchange.scheme.seed, self.call.step, self.call.rank).key(shared=False)
+        data, values, errors = write(form, indices, values, key)
+        if errors is not None:
+            kernels.on(errors.device).put_back(self.ledger, indices, errors, form.segments)
         self._own = (indices, values)
         return data
 
-    def _key(self, rank: int) -> int:
-        return Draw(self.exchange.scheme.seed, self.call.step, rank).key(shared=False)
+
+def write(
+    form: Form, indices: Tensor, values: Tensor, key: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Values as bytes, as others will read them, and what the codec changed, if it ever does."""
+    place = Place(indices, form.segments, key)
+    data = form.values.encode(values, place)
+    if form.values.exact(values.dtype):
+        return data, values, None
+    read = form.values.decode(data, place, values.dtype)
+    return data, read, values - read
+
+
+def read(
+    form: Form,
+    message: Tensor,
+    coordinates: Callable[[], Tensor],
+    key: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """The entries of a message; its indices are the `coordinates` unless they are written."""
+    if message.numel() != form.nbytes:
+        nothing = message.new_empty(0)
+        return nothing, nothing
+    places, data = form.cut(message)
+    written = form.indices.written
+    indices = form.indices.decode(places, form.segments) if written else coordinates()
+    return indices, form.values.decode(data, Place(indices, form.segments, key), dtype)
+
+
+def inspect(
+    form: Form,
+    messages: Sequence[Tensor],
+    entries: Sequence[tuple[Tensor, Tensor]],
+    key: int,
+    first: int,
+) -> Tensor:
+    """For every message whether it is fine in every one of `REASONS`; senders count from `first`.
+    """
+    if not messages:
+        return torch.empty(0, len(REASONS), dtype=torch.bool)
+    if not form.indices.written:
+        entries = [(indices[:0], values) for indices, values in entries]
+    kernel = kernels.on(messages[0].device)
+    return kernel.inspect(messages, entries, key, first, form.nbytes, form.segments.size)

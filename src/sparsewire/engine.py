@@ -15,13 +15,15 @@ import torch
 from torch import Tensor
 
 from . import kernels
-from .collectives import Gather, Request
+from .collectives import Gather, Request, Sharded
 from .desk import Call, Desk
+from .form import Form
+from .indices import EliasFano, IndexCodec
 from .kernels import Taken
 from .kernels.counter import fold, name_key
 from .memory import LEDGER
 from .message import (
-    DIGEST_BYTES,
+    FINE,
     HEADER_BYTES,
     VERDICT_BYTES,
     Context,
@@ -36,6 +38,9 @@ from .meter import Meter
 from .scheme import Scheme
 from .segments import Segments, Span
 from .selectors import Draw
+from .sharddesk import ShardDesk
+from .shards import OWNED, Shards
+from .values import ValueCodec
 
 
 @dataclass(frozen=True)
@@ -92,29 +97,77 @@ class Exchange:
     skips_unused: bool = False
 
     @cached_property
-    def index_bytes(self) -> int:
-        """Bytes for indices in one message."""
-        return self.scheme.indices.nbytes(self.segments)
+    def form(self) -> Form:
+        """The layout of a message with all that a rank sends."""
+        return Form(self.scheme.indices, self.scheme.values, self.segments)
 
-    @cached_property
-    def value_count(self) -> int:
-        """Values in one message: the selected ones, then those that travel whole."""
-        return self.segments.room + self.segments.whole_size
-
-    @cached_property
-    def value_bytes(self) -> int:
-        """Bytes for values in one message."""
-        return self.scheme.values.nbytes(self.segments)
-
-    @cached_property
+    @property
     def message_bytes(self) -> int:
-        """Bytes of one message, without the header that goes ahead."""
-        return self.index_bytes + self.value_bytes + self.padding_bytes + DIGEST_BYTES
+        """Bytes of one such message."""
+        return self.form.nbytes
+
+    @property
+    def value_count(self) -> int:
+        """Values in one such message."""
+        return self.form.value_count
+
+    @property
+    def value_width(self) -> int:
+        """Bytes of a value that travels to be added up."""
+        return self.scheme.values.dtype.itemsize
+
+    @property
+    def sum_width(self) -> int:
+        """Bytes of a sum of values."""
+        return self.dtype.itemsize
+
+    def shards(self, world: int) -> Shards:
+        """The gradient shared out among `world` owners."""
+        if world not in self._shards:
+            collective, selector = self.scheme.collective, self.scheme.selector
+            assert isinstance(collective, Sharded)
+            self._shards[world] = Shards(
+                self.segments, world, collective.pull_ratio, selector.clustered
+            )
+        return self._shards[world]
+
+    def shard(self, rank: int, world: int) -> Segments | None:
+        """What a rank owns, if there are owners."""
+        is_sharded = isinstance(self.scheme.collective, Sharded)
+        return self.shards(world).result(rank) if is_sharded else None
+
+    def push_forms(self, world: int) -> list[Form]:
+        """The layout of a message to each owner; all have one length."""
+        key = ("push", world)
+        if key not in self._forms:
+            parts = [self.shards(world).part(owner) for owner in range(world)]
+            self._forms[key] = _of_one_length(self.scheme.indices, self.scheme.values, parts)
+        return self._forms[key]
+
+    def pull_forms(self, world: int) -> list[Form]:
+        """The layout of each owner's message; all have one length."""
+        key = ("pull", world)
+        if key not in self._forms:
+            results = [self.shards(world).result(owner) for owner in range(world)]
+            indices = self.scheme.indices if self.scheme.indices.written else EliasFano()
+            self._forms[key] = _of_one_length(indices, self.scheme.values, results)
+        return self._forms[key]
+
+    def push_bytes(self, world: int) -> int:
+        """Bytes of one rank's message to one owner."""
+        return self.push_forms(world)[0].nbytes
+
+    def pull_bytes(self, world: int) -> int:
+        """Bytes of one owner's message to all."""
+        return self.pull_forms(world)[0].nbytes
 
     @cached_property
-    def padding_bytes(self) -> int:
-        """Bytes behind the values, so that a message is made of whole words."""
-        return -(self.index_bytes + self.value_bytes) % 8
+    def _shards(self) -> dict[int, Shards]:
+        return {}
+
+    @cached_property
+    def _forms(self) -> dict[tuple[str, int], list[Form]]:
+        return {}
 
     @cached_property
     def _fingerprints(self) -> tuple[int, int]:
@@ -127,13 +180,7 @@ class Exchange:
     def traffic(self, world: int) -> int:
         """Bytes each rank sends in the first exchange of a step, as many as it receives."""
         ahead = HEADER_BYTES + (len(self.segments.spans) if self.skips_unused else 0)
-        payload = self.scheme.collective.traffic(
-            self.message_bytes,
-            self.value_count,
-            self.scheme.values.dtype.itemsize,
-            self.dtype.itemsize,
-            world,
-        )
+        payload = self.scheme.collective.traffic(self, world)
         return (world - 1) * (ahead + VERDICT_BYTES) + payload
 
     def run(
@@ -171,14 +218,20 @@ class Exchange:
             unused = [
                 span for span, is_used in zip(self.segments.spans, used, strict=True) if not is_used
             ]
-            self._leave_out(unused, taken.indices, taken.values)
+            self.leave_out(unused, taken.indices, taken.values, self.segments)
 
+        shard = self.shard(call.rank, call.world)
         desk = Desk(self, gradient, after[LEDGER], call, meter)
+        if shard is not None:
+            owned = before.get(OWNED), after[OWNED]
+            desk = ShardDesk(self, gradient, after[LEDGER], call, meter, *owned, unused)
         yield from self.scheme.collective.meet(taken.indices, taken.values, desk)
         for span in unused:
-            self._undo(span, gradient, before, after)
-        self._narrow(after, kept, call)
-        return Finding(self.segments, desk.context, desk.damage, taken.unsound)
+            gradient[span.start : span.stop] = 0
+        self._undo(unused, before, after, shard)
+        self._narrow(after, kept, call, shard)
+        unsound = torch.where(taken.unsound == FINE, desk.unsound, taken.unsound)
+        return Finding(self.segments, desk.context, desk.damage, unsound)
 
     def _widened(self, fields: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The memory in the type that sums are made in: itself, or a copy."""
@@ -186,14 +239,21 @@ class Exchange:
             return fields
         return {name: tensor.to(self.dtype) for name, tensor in fields.items()}
 
-    def _narrow(self, wide: Mapping[str, Tensor], kept: Mapping[str, Tensor], call: Call) -> None:
+    def _narrow(
+        self,
+        wide: Mapping[str, Tensor],
+        kept: Mapping[str, Tensor],
+        call: Call,
+        shard: Segments | None,
+    ) -> None:
         """Round what was widened, at random: right on average."""
         draw = Draw(self.scheme.seed, call.step, call.rank)
         for field, tensor in kept.items():
             if tensor is wide[field]:
                 continue
             key = fold(draw.key(shared=False), name_key(field))
-            for span, view in self.segments.views(tensor):  # wherever it lies: DDP moves it
+            segments = shard if field == OWNED and shard is not None else self.segments
+            for span, view in segments.views(tensor):  # wherever it lies: DDP moves it
                 source = wide[field][span.start : span.stop]
                 kernels.on(view.device).narrow(source, view, fold(key, name_key(span.name)))
 
@@ -235,23 +295,44 @@ class Exchange:
         memory.settle(after, taken.indices)
         return taken
 
-    def _leave_out(self, unused: Sequence[Span], indices: Tensor, values: Tensor) -> None:
+    @staticmethod
+    def leave_out(
+        unused: Sequence[Span], indices: Tensor, values: Tensor, segments: Segments
+    ) -> None:
         """Send nothing of these parameters."""
-        for span in unused:
+        names = {span.name for span in unused}
+        for span in segments.spans:
+            if span.name not in names:
+                continue
             inside = (indices >= span.start) & (indices < span.stop)
             values[: indices.numel()][inside] = 0
             at = indices.numel()
-            for start, stop in self.segments.whole_runs:
+            for start, stop in segments.whole_runs:
                 low, high = max(start, span.start), min(stop, span.stop)
                 if low < high:
                     values[at + low - start : at + high - start] = 0
                 at += stop - start
 
-    @staticmethod
     def _undo(
-        span: Span, gradient: Tensor, before: Mapping[str, Tensor], after: Mapping[str, Tensor]
+        self,
+        unused: Sequence[Span],
+        before: Mapping[str, Tensor],
+        after: Mapping[str, Tensor],
+        shard: Segments | None,
     ) -> None:
-        """Nothing happened to this parameter, even where a codec reads a zero as something else."""
-        gradient[span.start : span.stop] = 0
-        for name, remembered in before.items():
-            after[name][span.start : span.stop] = remembered[span.start : span.stop]
+        """Nothing happened to these parameters, even where a codec reads a zero as something else.
+        """
+        names = {span.name for span in unused}
+        for field, remembered in before.items():
+            segments = shard if field == OWNED and shard is not None else self.segments
+            for span in segments.spans:
+                if span.name in names:
+                    after[field][span.start : span.stop] = remembered[span.start : span.stop]
+
+
+def _of_one_length(
+    indices: IndexCodec, values: ValueCodec, shards: Sequence[Segments]
+) -> list[Form]:
+    """Forms for messages of all these, the shorter ones filled up to the longest."""
+    longest = max(Form(indices, values, shard).nbytes for shard in shards)
+    return [Form(indices, values, shard, longest) for shard in shards]

@@ -7,6 +7,7 @@ remembered field instead of one, and no extra pass over memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
@@ -14,17 +15,22 @@ import torch
 from torch import Tensor
 
 from .errors import StateError
+from .kernels.cards import owned
 from .memory import LEDGER
 from .segments import Segments, Span
+from .shards import OWNED
 
 Remembered = dict[str, dict[str, Tensor]]  # parameter name -> field -> tensor of its shape
 
 
 @dataclass
 class _Page:
-    """The memory of the parameters that are exchanged together."""
+    """The memory of the parameters that are exchanged together.
 
-    spans: tuple[Span, ...]
+    `spans` say where each field's parameters lie.
+    """
+
+    spans: dict[str, tuple[Span, ...]]
     before: dict[str, Tensor]
     after: dict[str, Tensor]
 
@@ -35,50 +41,79 @@ class _Page:
 
 
 class Ledger:
-    """All that one rank remembers. `fields` are the memory's; none means nothing is kept."""
+    """All that one rank remembers. `fields` are the scheme's; none means nothing is kept.
 
-    def __init__(self, fields: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    A field has a value for every coordinate, or, if it is `OWNED`, for those of each parameter that
+    `rank` of `world` owns.
+    """
+
+    def __init__(
+        self,
+        fields: tuple[str, ...],
+        shapes: Mapping[str, tuple[int, ...]],
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
         self.fields = fields
         self.shapes = dict(shapes)
+        self._owned = {n: (owned(n, math.prod(s), rank, world),) for n, s in shapes.items()}
         self._pages: dict[Hashable, _Page] = {}
-        self._homes: dict[str, tuple[_Page, Span]] = {}
+        self._homes: dict[tuple[str, str], tuple[_Page, Span]] = {}
         self._loose: Remembered = {}  # loaded, and not yet laid out
         self._open: list[_Page] = []
         self._done: list[_Page] = []
 
     def open(
-        self, unit: Hashable, segments: Segments, dtype: torch.dtype, device: torch.device
+        self,
+        unit: Hashable,
+        segments: Segments,
+        dtype: torch.dtype,
+        device: torch.device,
+        shard: Segments | None = None,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The tensors `before` and `after` of one exchange, each with a spare slot at its end.
 
-        Parameters are found by name wherever they were before: DDP rebuilds its buckets.
+        `shard` are the coordinates that this rank owns, if there are owners. Parameters are found
+        by name wherever they were before: DDP rebuilds its buckets.
         """
         self._done = []
+        cuts = {field: segments for field in {*self.fields, LEDGER} - {OWNED}}
+        if shard is not None:
+            cuts[OWNED] = shard
         page = self._pages.get(unit)
-        if page is None or page.spans != segments.spans or not self._is_home(page):
-            page = self._lay_out(segments, dtype, device)
+        spans = {field: cut.spans for field, cut in cuts.items()}
+        if page is None or page.spans != spans or not self._is_home(page):
+            page = self._lay_out(cuts, dtype, device)
             self._pages[unit] = page
         self._open.append(page)
         return page.before, page.after
 
     def _is_home(self, page: _Page) -> bool:
         """Whether the page's parameters have not moved elsewhere since."""
-        return all(self._homes[span.name][0] is page for span in page.spans)
+        return all(
+            self._homes[span.name, field][0] is page
+            for field in page.before
+            for span in page.spans[field]
+        )
 
-    def _lay_out(self, segments: Segments, dtype: torch.dtype, device: torch.device) -> _Page:
-        def blank() -> Tensor:
-            return torch.zeros(segments.size + 1, dtype=dtype, device=device)
+    def _lay_out(
+        self, cuts: Mapping[str, Segments], dtype: torch.dtype, device: torch.device
+    ) -> _Page:
+        def blank(cut: Segments) -> Tensor:
+            return torch.zeros(cut.size + 1, dtype=dtype, device=device)
 
         page = _Page(
-            segments.spans,
-            before={field: blank() for field in self.fields},
-            after={field: blank() for field in {*self.fields, LEDGER}},
+            {field: cut.spans for field, cut in cuts.items()},
+            before={field: blank(cut) for field, cut in cuts.items() if field in self.fields},
+            after={field: blank(cut) for field, cut in cuts.items()},
         )
-        for span in segments.spans:
-            for field, tensor in self.recall(span.name).items():
-                page.before[field][span.start : span.stop] = tensor.view(-1)
-            self._homes[span.name] = (page, span)
-            self._loose.pop(span.name, None)
+        for field, flat in page.before.items():
+            for span in page.spans[field]:
+                kept = self.recall(span.name).get(field)
+                if kept is not None:
+                    flat[span.start : span.stop] = kept.view(-1)
+                self._homes[span.name, field] = (page, span)
+                self._loose.get(span.name, {}).pop(field, None)
         return page
 
     def commit(self) -> None:
@@ -100,13 +135,15 @@ class Ledger:
 
     def recall(self, name: str) -> dict[str, Tensor]:
         """What is remembered of one parameter, in its shape; empty if nothing yet."""
-        if name in self._homes:
-            page, span = self._homes[name]
-            return {
-                field: flat[span.start : span.stop].view(span.shape)
-                for field, flat in page.before.items()
-            }
-        return self._loose.get(name, {})
+        kept = dict(self._loose.get(name, {}))
+        for field in self.fields:
+            if (name, field) in self._homes:
+                page, span = self._homes[name, field]
+                kept[field] = page.before[field][span.start : span.stop].view(span.shape)
+        return kept
+
+    def _shape(self, name: str, field: str) -> tuple[int, ...]:
+        return self._owned[name] if field == OWNED else self.shapes[name]
 
     def scale(self, factors: Mapping[str, float], fields: tuple[str, ...]) -> None:
         """Multiply what is remembered of the named parameters."""
@@ -117,15 +154,16 @@ class Ledger:
 
     def state(self) -> Remembered:
         """A copy of all that is remembered; parameters without memory yet count as zero."""
-        return {
-            name: {
-                field: self.recall(name)[field].detach().clone()
-                if self.recall(name)
-                else torch.zeros(shape)
+        state: Remembered = {}
+        for name in self.shapes:
+            kept = self.recall(name)
+            state[name] = {
+                field: kept[field].detach().clone()
+                if field in kept
+                else torch.zeros(self._shape(name, field))
                 for field in self.fields
             }
-            for name, shape in self.shapes.items()
-        }
+        return state
 
     def squares(self) -> dict[str, float]:
         """The sum of squares of each parameter's residual; empty if none is kept."""
@@ -149,17 +187,19 @@ class Ledger:
             )
         if foreign:
             raise StateError(f"the saved state knows {_some(foreign)}, which this model has not")
-        for name, shape in self.shapes.items():
+        for name in self.shapes:
             if set(state[name]) != set(self.fields):
                 raise StateError(
                     f"the saved state of {name} holds {sorted(state[name])}, and this memory keeps "
                     f"{sorted(self.fields)}"
                 )
             for field, tensor in state[name].items():
+                shape = self._shape(name, field)
                 if tuple(tensor.shape) != shape:
+                    what = "this rank owns" if field == OWNED else "the parameter has"
                     raise StateError(
-                        f"the saved {field} of {name} has shape {tuple(tensor.shape)}, and the "
-                        f"parameter has {shape}"
+                        f"the saved {field} of {name} has shape {tuple(tensor.shape)}, and {what} "
+                        f"{shape}"
                     )
                 if not tensor.isfinite().all():
                     raise StateError(f"the saved {field} of {name} holds NaN or infinity")

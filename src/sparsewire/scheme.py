@@ -116,6 +116,11 @@ class Scheme(Part):
                 f"write indices=EliasFano() or leave indices out"
             )
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The tensors that are remembered: the memory's and, if it has any, the collective's."""
+        return self.memory.fields + self.collective.fields if self.memory.fields else ()
+
     def at(self, step: int) -> Scheme:
         """The scheme of a given step: the same at all steps."""
         return self
@@ -159,6 +164,10 @@ class Warmup(Part):
     @property
     def memory(self) -> Memory:
         return self.scheme.memory
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return self.scheme.fields
 
     @property
     def scope(self) -> Scope:

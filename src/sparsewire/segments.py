@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -135,6 +136,14 @@ class Segments:
     def size(self) -> int:
         """Length of the flat gradient."""
         return self.spans[-1].stop if self.spans else 0
+
+    def span_at(self, place: int) -> int:
+        """The number of the span that a coordinate lies in."""
+        return bisect_right(self._starts, place) - 1
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [span.start for span in self.spans]
 
     @cached_property
     def room(self) -> int:

@@ -43,10 +43,12 @@ class Selector(Part, ABC):
 
     `shared`: all ranks choose the same ones, so that messages can be added up.
     `predictable`: any rank can compute any rank's choice, so that indices need not be sent.
+    `clustered`: coordinates lie side by side.
     """
 
     shared: bool
     predictable: ClassVar[bool]
+    clustered: ClassVar[bool] = False
 
     @abstractmethod
     def entries(self, length: int) -> int:
@@ -244,6 +246,7 @@ class BlockRandomK(_Random):
     """
 
     shared: bool = False
+    clustered = True
 
     def coordinates(self, segments: Segments, draw: Draw, device: torch.device) -> Tensor:
         return kernels.on(device).block_random_k(segments, draw.key(self.shared), device)

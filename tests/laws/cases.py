@@ -22,8 +22,10 @@ from sparsewire.ledger import Ledger
 from sparsewire.memory import LEDGER
 from sparsewire.meter import Meter
 from sparsewire.scheme import AnyScheme, as_scheme
-from sparsewire.segments import Segments
+from sparsewire.kernels.cards import owned
+from sparsewire.segments import Segments, Span
 from sparsewire.selectors import Draw, Selector
+from sparsewire.shards import OWNED
 from sparsewire.values import Place, ValueCodec
 
 EXAMPLES: dict[type, tuple[Any, ...]] = {
@@ -34,6 +36,7 @@ EXAMPLES: dict[type, tuple[Any, ...]] = {
     sw.OneBit: (sw.OneBit(), sw.OneBit("threshold"), sw.OneBit("column")),
     sw.KBit: (sw.KBit(3),),
     sw.QSGD: (sw.QSGD(), sw.QSGD(8, bucket=64)),
+    sw.Sharded: (sw.Sharded(), sw.Sharded(0.2), sw.Sharded(1.0)),
     sw.ErrorFeedback: (sw.ErrorFeedback(), sw.ErrorFeedback(dtype="bfloat16")),
     sw.MomentumCorrection: (
         sw.MomentumCorrection(),
@@ -184,7 +187,7 @@ class Crew:
         self.shapes = dict(shapes)
         self.dtype = dtype
         self.step = 0
-        self.ledgers = [Ledger(self.scheme.memory.fields, self.shapes) for _ in range(world)]
+        self.ledgers = [Ledger(self.scheme.fields, self.shapes, r, world) for r in range(world)]
         self.meters = [Meter() for _ in range(world)]
         self.skips_unused = skips_unused
 
@@ -206,7 +209,8 @@ class Crew:
         runs = []
         kept = self.scheme.memory.kept_as(self.dtype)
         for rank, flat in enumerate(flats):
-            before, after = self.ledgers[rank].open(0, engine.segments, kept, flat.device)
+            shard = engine.shard(rank, self.world)
+            before, after = self.ledgers[rank].open(0, engine.segments, kept, flat.device, shard)
             call = Call(self.step, rank, self.world)
             runs.append(engine.run(flat, before, after, call, self.meters[rank]))
         group = sw.SimulatedGroup(self.world)
@@ -230,15 +234,33 @@ class Crew:
         return torch.cat(
             [
                 self.ledgers[rank].recall(span.name)[field].reshape(-1).double()
-                if self.ledgers[rank].recall(span.name)
+                if field in self.ledgers[rank].recall(span.name)
                 else torch.zeros(span.length, dtype=torch.float64)
                 for span in self.engine.segments.spans
             ]
         )
 
+    def owned(self) -> Tensor:
+        """What all ranks together hold back as owners, flat; in the unit of the mean."""
+        held = torch.zeros(self.size, dtype=torch.float64)
+        for rank, ledger in enumerate(self.ledgers):
+            for span in self.engine.segments.spans:
+                kept = ledger.recall(span.name).get(OWNED)
+                if kept is not None:
+                    places = torch.tensor(owned_places(span, rank, self.world), dtype=torch.int64)
+                    held[span.start + places] += kept.double()
+        return held
+
     def owed(self) -> Tensor:
-        """What all ranks together still hold back."""
-        return torch.stack([self.remembered(rank) for rank in range(self.world)]).sum(dim=0)
+        """What all ranks together still hold back, as workers and as owners."""
+        kept = torch.stack([self.remembered(rank) for rank in range(self.world)]).sum(dim=0)
+        return kept + self.world * self.owned()
+
+
+def owned_places(span: Span, rank: int, world: int) -> list[int]:
+    """The coordinates of a parameter that a rank owns, counted out one by one."""
+    counts = [owned(span.name, length, rank, world) for length in range(span.length + 1)]
+    return [place for place in range(span.length) if counts[place + 1] > counts[place]]
 
 
 def flatten(gradients: Mapping[str, Tensor], segments: Segments) -> Tensor:

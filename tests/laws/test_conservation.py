@@ -51,7 +51,8 @@ class Balance:
         mean = self.crew.exchange(gradients)[0].double()
         self.applied += self.crew.world * mean
         kept = [self.crew.remembered(rank).abs() for rank in range(self.crew.world)]
-        held = self.crew.world * mean.abs() + torch.stack(kept).sum(dim=0)
+        held = self.crew.world * (mean.abs() + self.crew.owned().abs())
+        held += torch.stack(kept).sum(dim=0)
         self.most = torch.maximum(self.most, held)
 
     def holds(self) -> bool:

@@ -70,7 +70,7 @@ def test_requests_are_as_large_as_announced(scheme: sw.Scheme, skips_unused: boo
         assert payload.payload.numel() == engine.message_bytes
     else:
         assert payload.payload.numel() == engine.value_count
-        assert width * payload.payload.numel() == engine.value_bytes
+        assert width * payload.payload.numel() == engine.form.value_bytes
     total = sum(request.traffic(3) for request in (header, *flags, payload, verdict))
     assert total == engine.traffic(3)
 

@@ -24,6 +24,7 @@ from ..meter import Meter
 from ..scheme import AnyScheme, Scheme, as_scheme
 from ..segments import Span
 from ..selectors import Selector
+from ..shards import OWNED
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +94,7 @@ class _Drawer:
     """What a rank need not work out anew at every step; losing it changes nothing."""
 
     exchanges: dict[object, Exchange] = field(default_factory=dict)
-    spans: tuple[Span, ...] | None = None
+    spans: dict[str, tuple[Span, ...]] = field(default_factory=dict)  # of each field
     fields: dict[str, Tensor] = field(default_factory=dict)  # the memory, flat
 
     def holds(self, memory: Remembered) -> bool:
@@ -103,7 +104,7 @@ class _Drawer:
             and kept.shape == span.shape
             and kept.data_ptr() == flat[span.start : span.stop].data_ptr()
             for name, flat in self.fields.items()
-            for span in self.spans or ()
+            for span in self.spans[name]
             for kept in [memory[span.name][name]]
             if span.length
         )
@@ -124,12 +125,16 @@ class _Job:
         self._flat = torch.empty(segments.size, dtype=dtype, device=device)
         for span, view in segments.views(self._flat):
             view.view(span.shape).copy_(gradients[span.name].detach())
+        self._call = Call(state.step, rank, size)
+        self._cuts = dict.fromkeys({*scheme.memory.fields, LEDGER}, segments)
+        shard = self._exchange.shard(rank, size)
+        if shard is not None:
+            self._cuts[OWNED] = shard
         self._before = self._lay_out(shapes, kept, device)
         self._after = {
-            name: torch.zeros(segments.size + 1, dtype=kept, device=device)
-            for name in {*scheme.memory.fields, LEDGER}
+            name: torch.zeros(cut.size + 1, dtype=kept, device=device)
+            for name, cut in self._cuts.items()
         }
-        self._call = Call(state.step, rank, size)
 
     def _find_exchange(self, scheme: Scheme, shapes: dict[str, tuple[int, ...]]) -> Exchange:
         dtype = _ledger_dtype(self._gradients.values())
@@ -143,15 +148,20 @@ class _Job:
         self, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device
     ) -> dict[str, Tensor]:
         """The memory in flat tensors: those of the last step, or filled anew."""
-        state, segments = self._state, self._exchange.segments
-        drawer, fields = state._drawer, state.scheme.memory.fields
-        if drawer.spans == segments.spans and drawer.holds(state.memory):
+        drawer, memory, fields = self._state._drawer, self._state.memory, self._state.scheme.fields
+        cuts = {field: cut for field, cut in self._cuts.items() if field in fields}
+        spans = {field: cut.spans for field, cut in cuts.items()}
+        if drawer.spans == spans and drawer.holds(memory):
             return drawer.fields
-        Ledger(fields, shapes).check(state.memory)
-        flat = {f: torch.zeros(segments.size + 1, dtype=dtype, device=device) for f in fields}
-        for name, tensor in flat.items():
-            for span, view in segments.views(tensor):
-                view.view(span.shape).copy_(state.memory[span.name][name])
+        ledger = Ledger(fields, shapes, self._call.rank, self._call.world)
+        blank = ledger.state()  # of what a rank owns nothing is known before the first exchange
+        ledger.check({n: {**blank.get(n, {}), **kept} for n, kept in memory.items()})
+        flat = {f: torch.zeros(c.size + 1, dtype=dtype, device=device) for f, c in cuts.items()}
+        for field, tensor in flat.items():
+            for span, view in cuts[field].views(tensor):
+                kept = memory[span.name]
+                if field in kept:
+                    view.view(span.shape).copy_(kept[field])
         return flat
 
     def run(self) -> Run:
@@ -174,12 +184,13 @@ class _Job:
             span.name: view.view(span.shape).to(self._gradients[span.name].dtype)
             for span, view in segments.views(self._flat)
         }
-        memory: Remembered = {name: {} for name in self._gradients}
-        kept = {name: self._after[name] for name in self._before}
-        for name, tensor in kept.items():
-            for span, view in segments.views(tensor):
-                memory[span.name][name] = view.view(span.shape)
-        drawer = _Drawer(state._drawer.exchanges, segments.spans, kept)
+        memory: Remembered = {name: dict(state.memory[name]) for name in self._gradients}
+        kept = {field: self._after[field] for field in self._before}
+        for field, tensor in kept.items():
+            for span, view in self._cuts[field].views(tensor):
+                memory[span.name][field] = view.view(span.shape)
+        spans = {field: self._cuts[field].spans for field in kept}
+        drawer = _Drawer(state._drawer.exchanges, spans, kept)
         ordered = {name: mean[name] for name in self._gradients}
         return ordered, replace(state, step=state.step + 1, memory=memory, _drawer=drawer)
 

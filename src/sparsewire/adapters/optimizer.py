@@ -64,9 +64,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.state = optimizer.state
         self._named = {id(p): (name, p) for name, p in named.items()}
         self._device = next(iter(named.values())).device
-        self._ledger = Ledger(
-            self.scheme.memory.fields, {name: tuple(p.shape) for name, p in named.items()}
-        )
         self._meter = Meter()
         self._last: Exchange | None = None
         self.steps = 0
@@ -77,6 +74,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             handshake(group, self.scheme, named)
             group.broadcast([*model.parameters(), *model.buffers()])
             self.group = group
+        shapes = {name: tuple(p.shape) for name, p in named.items()}
+        self._ledger = Ledger(self.scheme.fields, shapes, self.group.rank, self.group.size)
         self._patch_hooks()
 
     def _patch_hooks(self) -> None:
@@ -128,7 +127,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if parameter.grad is not None:
                 view.view(span.shape).copy_(parameter.grad).mul_(rate)  # in the ledger's type
         kept = scheme.memory.kept_as(dtype)
-        before, after = self._ledger.open(0, segments, kept, self._device)
+        shard = exchange.shard(self.group.rank, self.group.size)
+        before, after = self._ledger.open(0, segments, kept, self._device, shard)
         call = Call(self.steps, self.group.rank, self.group.size)
         self.group.doing = f"the exchange of step {self.steps}"
         run = exchange.run(flat, before, after, call, self._meter)

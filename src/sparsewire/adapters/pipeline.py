@@ -104,7 +104,7 @@ class Pipeline:
         self.dropped = False  # the last step was skipped, and the optimizer must not take it
         self.error: SparsewireError | None = None
         self.shapes = {name: tuple(p.shape) for name, p in parameters.items()}
-        self.ledger = Ledger(scheme.memory.fields, self.shapes)
+        self.ledger = Ledger(scheme.fields, self.shapes, group.rank, group.size)
         self.meter = Meter()
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._dtypes = {name: p.dtype for name, p in parameters.items()}
@@ -184,9 +184,9 @@ class Pipeline:
             return
         segments = unit.exchange.segments
         key = GLOBAL if is_global else bucket.index
-        before, after = self.ledger.open(
-            key, segments, scheme.memory.kept_as(flat.dtype), flat.device
-        )
+        kept = scheme.memory.kept_as(flat.dtype)
+        shard = unit.exchange.shard(self.group.rank, self.group.size)
+        before, after = self.ledger.open(key, segments, kept, flat.device, shard)
         opens = not step.findings
         call = Call(step.number, self.group.rank, self.group.size, bucket.index, opens)
         run = unit.exchange.run(flat, before, after, call, self.meter)

@@ -14,6 +14,7 @@ import torch
 from ..errors import StateError
 from ..ledger import Ledger
 from ..memory import LEDGER
+from ..shards import OWNED
 
 
 class Scaling:
@@ -34,7 +35,7 @@ class Scaling:
     def follow(self, ledger: Ledger) -> None:
         """Called before each step's deposit."""
         if self._optimizer is not None:
-            ledger.scale(self._rate_changes(self._optimizer), (LEDGER,))
+            ledger.scale(self._rate_changes(self._optimizer), (LEDGER, OWNED))
         if self.scaler is not None:
             scale = float(self.scaler.get_scale())
             if self._scale is not None and scale != self._scale:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..collectives import Gather, Reduce, Request, Total, ordered_sum, share_size
+from ..collectives import Deliver, Gather, Reduce, Request, Total, ordered_sum, share_size
 from ..errors import AttachError, ExchangeError
 from ..message import CHECKSUM, FINE, damage_code, is_sealed, seal, sealed_bytes
 from .rollcall import RollCall
@@ -66,6 +66,7 @@ class DistributedGroup:
             self._double = spare.pop() if spare else self._make_double(original)
             self.roll_call = RollCall.of(self._double, self.rank, self.size)
             self._all_gather = self._find_all_gather()
+            self._all_to_all = self._find_all_to_all()
 
     @staticmethod
     def _message_device(group: dist.ProcessGroup, device: torch.device) -> torch.device:
@@ -114,6 +115,32 @@ class DistributedGroup:
             return into_list
         return into_one
 
+    def _find_all_to_all(self) -> Callable[[Tensor, Tensor], None]:
+        """The best that this backend offers to give every rank a row: all at once, or in pairs."""
+
+        def at_once(output: Tensor, rows: Tensor) -> None:
+            dist.all_to_all_single(output, rows, group=self._double)
+
+        def in_pairs(output: Tensor, rows: Tensor) -> None:
+            output[self.rank] = rows[self.rank]
+            pairs = [
+                dist.P2POp(operation, row[rank], group=self._double, group_peer=rank)
+                for rank in range(self.size)
+                if rank != self.rank
+                for operation, row in ((dist.isend, rows), (dist.irecv, output))
+            ]
+            for work in dist.batch_isend_irecv(pairs):
+                work.wait()
+
+        probe = torch.zeros(self.size, 1, dtype=torch.uint8, device=self._device)
+        try:
+            at_once(torch.empty_like(probe), probe)
+        except (RuntimeError, NotImplementedError) as error:
+            if "support" not in str(error).lower():
+                raise self.failure(error) from error
+            return in_pairs
+        return at_once
+
     def answer(self, request: Request) -> Any:
         """Carry out one request together with all other ranks."""
         if self._closed:
@@ -147,6 +174,10 @@ class DistributedGroup:
             output = payload.new_empty(self.size * payload.numel())
             self._all_gather(output, payload)
             return list(output.to(home).view(self.size, -1))
+        if isinstance(request, Deliver):
+            rows = torch.empty_like(payload)
+            self._all_to_all(rows, payload)
+            return list(rows.to(home))
         total = self._reduce(payload, request)
         return Total(total.values.to(home), total.damage.to(home))
 
@@ -159,7 +190,7 @@ class DistributedGroup:
         for row in sent:
             seal(row, key)
         # as bytes, since not every backend carries every float type
-        dist.all_to_all_single(received, sent, group=self._double)
+        self._all_to_all(received, sent)
         parts, damage = self._unseal_each(received, share, payload.dtype, request)
         total = ordered_sum(parts, request.dtype, request.scale)
         own = total.new_zeros(sealed_bytes(total.nbytes), dtype=torch.uint8)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from ..segments import Segments
+    from ..shards import Shards
 
 log = logging.getLogger("sparsewire.kernels")
 
@@ -105,6 +106,17 @@ class Kernels(Protocol):
     def put_back(self, ledger: Tensor, indices: Tensor, errors: Tensor, segments: Segments) -> None:
         """Add rounding errors to the entries of a ledger that they came from."""
 
+    def deal(self, indices: Tensor, shards: Shards) -> tuple[Tensor, Tensor]:
+        """Deal entries out to their owners: for every slot of every owner's part, the place of an
+        entry in the owner's shard, and the number of that entry.
+
+        An owner's slots hold its entries in order, as many of each piece as there is room for. The
+        rest of them holds the owner's "nowhere", and the number behind that of the last entry.
+        """
+
+    def collect(self, places: Tensor, owner: int, shards: Shards) -> Tensor:
+        """The coordinates of places in an owner's shard."""
+
     def narrow(self, wide: Tensor, narrow: Tensor, key: int) -> None:
         """Round float32 to bfloat16 up or down at random, by the share of what would be lost."""
 
@@ -171,6 +183,7 @@ def prepare(kind: str) -> None:
 
 def _try_all(kernels: Kernels, device: torch.device) -> None:
     from ..segments import Segments
+    from ..shards import Shards
 
     segments = Segments.cut({"a": (96, 64), "b": (64,)}, _Tenth(), whole=100)
     size = segments.size
@@ -196,6 +209,9 @@ def _try_all(kernels: Kernels, device: torch.device) -> None:
     kernels.is_ascending(indices, size)
     whole = torch.zeros(16, dtype=torch.uint8, device=device)
     kernels.inspect([whole] * 2, [(taken.indices, taken.values)] * 2, 0, 0, 16, size)
+    shards = Shards(segments, 2)
+    places, _ = kernels.deal(indices, shards)
+    kernels.collect(places[: shards.slots[1]], 0, shards)
     kernels.narrow(after, torch.empty_like(after, dtype=torch.bfloat16), 0)
 
 

@@ -12,15 +12,19 @@ from torch import Tensor
 
 from . import Taken, counter
 from .bits import find_flags, pack, set_flags, unpack
+from .cards import CARD, rotation
 from .counter import below, fold, join, mix, name_key, signed, stream
 
 if TYPE_CHECKING:
     from ..segments import Segments
+    from ..shards import Shards
 
 __all__ = [
     "add_up",
     "block_random_k",
     "chosen",
+    "collect",
+    "deal",
     "digest",
     "find_flags",
     "inspect",
@@ -225,6 +229,42 @@ def _add(flat: Tensor, indices: Tensor, values: Tensor, segments: Segments) -> N
     for start, stop in segments.whole_runs:
         flat[start:stop] += values[at : at + stop - start]
         at += stop - start
+
+
+def deal(indices: Tensor, shards: Shards) -> tuple[Tensor, Tensor]:
+    table, world, count = shards.table(indices.device), shards.world, indices.numel()
+    pieces, slots = table.pieces.numel(), table.fillers.numel()
+    span = torch.bucketize(indices, table.starts, right=True) - 1
+    card = (indices - table.starts[span]) // CARD
+    turn, key = card // world, table.keys[span]
+    owner = (card + rotation(turn, key, world)) % world
+    local = table.local[owner, span] + turn * CARD + (indices - table.starts[span]) % CARD
+    piece = torch.bucketize(indices, table.pieces, right=True) - 1
+    group = torch.where(indices < shards.segments.size, owner * pieces + piece, world * pieces)
+    group, order = group.sort(stable=True)
+    first = torch.searchsorted(group, torch.arange(world * pieces + 1, device=indices.device))
+    taken = torch.minimum(first.diff().view(world, pieces), table.rooms)
+    begin = taken.cumsum(1) - taken + table.slots[:-1, None]
+    number = torch.arange(count, device=indices.device) - first[group]
+    # a last group of no slots: "nowhere"
+    taken, begin = (torch.nn.functional.pad(t.view(-1), (0, 1)) for t in (taken, begin))
+    slot = torch.where(number < taken[group], begin[group] + number, slots)
+    places = torch.cat([table.fillers, table.fillers.new_zeros(1)])
+    sources = torch.full_like(places, count)
+    places[slot] = local[order]
+    sources[slot] = order
+    return places[:slots], sources[:slots]
+
+
+def collect(places: Tensor, owner: int, shards: Shards) -> Tensor:
+    table, world = shards.table(places.device), shards.world
+    span = torch.bucketize(places, table.local[owner], right=True) - 1
+    inside = places - table.local[owner][span]
+    turn = inside // CARD
+    card = (owner - rotation(turn, table.keys[span], world)) % world
+    indices = table.starts[span] + (turn * world + card) * CARD + inside % CARD
+    inside = (places >= 0) & (places < shards.part(owner).size)
+    return torch.where(inside, indices, shards.segments.size)
 
 
 def narrow(wide: Tensor, narrow: Tensor, key: int) -> None:

@@ -9,6 +9,7 @@ walked over again. Threads share out the tiles; nothing depends on their number.
 from __future__ import annotations
 
 from .coding import digest, find_flags, inspect, is_ascending, narrow, pack, set_flags, unpack
+from .dealing import collect, deal
 from .draws import block_random_k, random_k
 from .sums import add_up, put_back
 from .withdraw import chosen, over_threshold, top_k
@@ -17,6 +18,8 @@ __all__ = [
     "add_up",
     "block_random_k",
     "chosen",
+    "collect",
+    "deal",
     "digest",
     "find_flags",
     "inspect",

@@ -6,6 +6,7 @@ graph once it has run. Ledgers that are not float32 are left to `reference`.
 
 from __future__ import annotations
 
+from ..reference import collect, deal
 from .coding import digest, find_flags, inspect, is_ascending, narrow, pack, set_flags, unpack
 from .draws import block_random_k, random_k
 from .sums import add_up, put_back
@@ -15,6 +16,8 @@ __all__ = [
     "add_up",
     "block_random_k",
     "chosen",
+    "collect",
+    "deal",
     "digest",
     "find_flags",
     "inspect",
