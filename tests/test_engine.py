@@ -63,7 +63,11 @@ class TestOneRank:
         data = run.send([next(run).payload]).payload
         assert data[:12].view(torch.int32).tolist() == [3, 7, 50]
         assert data[12:38].view(torch.float16).tolist() == [1, -2, 3] + [0] * 5 + [9] + [0] * 4
-        assert (engine.form.index_bytes, engine.form.value_bytes, engine.form.padding_bytes) == (12, 26, 2)
+        assert (engine.form.index_bytes, engine.form.value_bytes, engine.form.padding_bytes) == (
+            12,
+            26,
+            2,
+        )
         assert not data[38:40].any()
         assert data.numel() == 40 + DIGEST_BYTES
 

@@ -1,8 +1,8 @@
 """How messages meet, so that every rank ends with the same mean.
 
 A collective does no I/O: it is a generator that yields what it wants communicated (`Gather`,
-`Deliver`, `Reduce`) and is sent the answer. A driver in `groups/` carries the requests: over the network,
-between simulated workers, or not at all.
+`Deliver`, `Reduce`) and is sent the answer. A driver in `groups/` carries the requests: over the
+network, between simulated workers, or not at all.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -128,6 +128,11 @@ class Desk(Protocol):
     def apply(self, entries: Sequence[tuple[Tensor, Tensor]], share: float) -> None:
         """Write the sum of all entries, each times `share`, into the gradient."""
 
+
+@runtime_checkable
+class Owner(Protocol):
+    """What `Sharded` needs from it."""
+
     def push(self, indices: Tensor, values: Tensor) -> Tensor:
         """One rank's messages to all owners, a row each."""
 
@@ -141,10 +146,21 @@ class Desk(Protocol):
 class Sizes(Protocol):
     """What the traffic of an exchange depends on."""
 
-    message_bytes: int
-    value_count: int
-    value_width: int
-    sum_width: int
+    @property
+    def message_bytes(self) -> int:
+        """Bytes of a message with all that a rank sends."""
+
+    @property
+    def value_count(self) -> int:
+        """Values in it."""
+
+    @property
+    def value_width(self) -> int:
+        """Bytes of a value that travels to be added up."""
+
+    @property
+    def sum_width(self) -> int:
+        """Bytes of a sum of values."""
 
     def push_bytes(self, world: int) -> int:
         """Bytes of one rank's message to one owner."""
@@ -230,6 +246,7 @@ class Sharded(Collective):
         object.__setattr__(self, "pull_ratio", float(ratio))
 
     def meet(self, indices: Tensor, values: Tensor, desk: Desk) -> Talk:
+        assert isinstance(desk, Owner)
         parts = yield Deliver(desk.push(indices, values))
         results = yield Gather(desk.settle(parts))
         desk.pull(results)

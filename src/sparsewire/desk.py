@@ -50,8 +50,8 @@ class Call:
 class Desk:
     """Writes and reads the messages of one exchange, and writes the mean into the gradient.
 
-    What it finds wrong, in `damage` and `unsound`, stays on the gradient's device: the ranks compare it when the
-    step is over, and the mean is written without waiting for that.
+    What it finds wrong, in `damage` and `unsound`, stays on the gradient's device: the ranks
+    compare it when the step is over, and the mean is written without waiting for that.
     """
 
     exchange: Exchange
@@ -171,8 +171,7 @@ def inspect(
     key: int,
     first: int,
 ) -> Tensor:
-    """For every message whether it is fine in every one of `REASONS`; senders count from `first`.
-    """
+    """For every message whether it is fine in every one of `REASONS`, from sender `first` on."""
     if not messages:
         return torch.empty(0, len(REASONS), dtype=torch.bool)
     if not form.indices.written:

@@ -320,8 +320,7 @@ class Exchange:
         after: Mapping[str, Tensor],
         shard: Segments | None,
     ) -> None:
-        """Nothing happened to these parameters, even where a codec reads a zero as something else.
-        """
+        """Nothing happened to these parameters, even where a codec reads a zero otherwise."""
         names = {span.name for span in unused}
         for field, remembered in before.items():
             segments = shard if field == OWNED and shard is not None else self.segments

@@ -77,7 +77,7 @@ class Ledger:
         by name wherever they were before: DDP rebuilds its buckets.
         """
         self._done = []
-        cuts = {field: segments for field in {*self.fields, LEDGER} - {OWNED}}
+        cuts = dict.fromkeys({*self.fields, LEDGER} - {OWNED}, segments)
         if shard is not None:
             cuts[OWNED] = shard
         page = self._pages.get(unit)

@@ -129,8 +129,8 @@ class ShardDesk(Desk):
     @property
     def _selector(self) -> Selector:
         """What an owner chooses by: the same rule, if it looks at magnitudes."""
-        scheme = self.exchange.scheme
-        return TopK() if scheme.selector.predictable or self.shards.ratio == 1.0 else scheme.selector
+        selector = self.exchange.scheme.selector
+        return TopK() if selector.predictable or self.shards.ratio == 1.0 else selector
 
     def _part(self, message: Tensor, sender: int) -> tuple[Tensor, Tensor]:
         """What a rank sent this owner."""

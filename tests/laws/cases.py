@@ -18,11 +18,11 @@ from torch import Tensor
 import sparsewire as sw
 from sparsewire.desk import Call
 from sparsewire.engine import Exchange, Unsound, agree
+from sparsewire.kernels.cards import owned
 from sparsewire.ledger import Ledger
 from sparsewire.memory import LEDGER
 from sparsewire.meter import Meter
 from sparsewire.scheme import AnyScheme, as_scheme
-from sparsewire.kernels.cards import owned
 from sparsewire.segments import Segments, Span
 from sparsewire.selectors import Draw, Selector
 from sparsewire.shards import OWNED

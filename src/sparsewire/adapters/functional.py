@@ -157,11 +157,11 @@ class _Job:
         blank = ledger.state()  # of what a rank owns nothing is known before the first exchange
         ledger.check({n: {**blank.get(n, {}), **kept} for n, kept in memory.items()})
         flat = {f: torch.zeros(c.size + 1, dtype=dtype, device=device) for f, c in cuts.items()}
-        for field, tensor in flat.items():
-            for span, view in cuts[field].views(tensor):
+        for kind, tensor in flat.items():
+            for span, view in cuts[kind].views(tensor):
                 kept = memory[span.name]
-                if field in kept:
-                    view.view(span.shape).copy_(kept[field])
+                if kind in kept:
+                    view.view(span.shape).copy_(kept[kind])
         return flat
 
     def run(self) -> Run:
@@ -185,11 +185,11 @@ class _Job:
             for span, view in segments.views(self._flat)
         }
         memory: Remembered = {name: dict(state.memory[name]) for name in self._gradients}
-        kept = {field: self._after[field] for field in self._before}
-        for field, tensor in kept.items():
-            for span, view in self._cuts[field].views(tensor):
-                memory[span.name][field] = view.view(span.shape)
-        spans = {field: self._cuts[field].spans for field in kept}
+        kept = {kind: self._after[kind] for kind in self._before}
+        for kind, tensor in kept.items():
+            for span, view in self._cuts[kind].views(tensor):
+                memory[span.name][kind] = view.view(span.shape)
+        spans = {kind: self._cuts[kind].spans for kind in kept}
         drawer = _Drawer(state._drawer.exchanges, spans, kept)
         ordered = {name: mean[name] for name in self._gradients}
         return ordered, replace(state, step=state.step + 1, memory=memory, _drawer=drawer)
