@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor
 import sparsewire as sw
 from sparsewire.collectives import (
     Collective,
+    Deliver,
     Gather,
     Reduce,
     Total,
@@ -56,6 +58,18 @@ class Notebook:
     def apply(self, entries: Sequence[tuple[Tensor, Tensor]], share: float) -> None:
         self.added += [(indices.tolist(), (share * v).tolist()) for indices, v in entries]
 
+    def push(self, indices: Tensor, values: Tensor) -> Tensor:
+        """Everything to everybody: this desk does not know who owns what."""
+        return self.write(indices, values).repeat(round(1 / self.share), 1)
+
+    def settle(self, messages: Sequence[Tensor]) -> Tensor:
+        entries = self.read(messages)
+        total = ordered_sum([values for _, values in entries], torch.float32, self.share)
+        return self.write(entries[0][0], total)
+
+    def pull(self, messages: Sequence[Tensor]) -> None:
+        self.apply(self.read(messages), 1.0)
+
 
 def meet(collective: Collective, entries: list[tuple[list[int], list[float]]]) -> list[Notebook]:
     """Let every rank bring its entries; what each of them was handed."""
@@ -64,10 +78,17 @@ def meet(collective: Collective, entries: list[tuple[list[int], list[float]]]) -
         collective.meet(torch.tensor(indices), torch.tensor(values), desk)
         for (indices, values), desk in zip(entries, desks, strict=True)
     ]
-    answers = answer_all([next(talk) for talk in talks])
-    for talk, answer in zip(talks, answers, strict=True):
-        with pytest.raises(StopIteration):
-            talk.send(answer)
+    answers: list[Any] = [None] * len(talks)
+    ended = 0
+    while not ended:
+        requests = []
+        for talk, answer in zip(talks, answers, strict=True):
+            try:
+                requests.append(talk.send(answer))
+            except StopIteration:
+                ended += 1
+        assert ended in (0, len(talks)), "some ranks went on where others stopped"
+        answers = answer_all(requests) if requests else []
     return desks
 
 
@@ -87,6 +108,11 @@ def test_every_rank_is_handed_the_same(collective: Collective) -> None:
     entries = [([0, 1, 5], [0.1 * rank, 0.7, -rank / 3]) for rank in range(5)]
     first, *others = meet(collective, entries)
     assert all(other.added == first.added for other in others)
+
+
+def test_owners_add_up_in_rank_order_and_answer_all() -> None:
+    for desk in meet(sw.Sharded(), [([0, 2], [4.0, 8.0]), ([0, 2], [6.0, 2.0])]):
+        assert desk.added == [([0, 2], [5.0, 5.0])] * 2
 
 
 def test_sums_run_in_rank_order() -> None:
@@ -117,6 +143,21 @@ def test_shares_are_rounded_up(count: int, world: int, share: int) -> None:
     assert share_size(count, world) == share
 
 
+class Fixed:
+    """Sizes that say where they come from."""
+
+    message_bytes = 100
+    value_count = 100
+    value_width = 2
+    sum_width = 4
+
+    def push_bytes(self, world: int) -> int:
+        return 10 * world
+
+    def pull_bytes(self, world: int) -> int:
+        return 20 * world
+
+
 def test_traffic() -> None:
     assert [gather_traffic(100, world) for world in (1, 2, 4)] == [0, 100, 300]
     # each of 4 ranks sends 3 shares of 25 narrow values in 7 words, then its sum in 13 to 3 others,
@@ -125,5 +166,7 @@ def test_traffic() -> None:
     assert reduce_traffic(100, 2, 4, 1) == 0
     assert Gather(torch.zeros(100, dtype=torch.uint8)).traffic(4) == 300
     assert Reduce(torch.zeros(100, dtype=torch.bfloat16), torch.float32, CONTEXT).traffic(4) == 528
-    assert sw.AllGather().traffic(100, 7, 2, 4, 4) == 300
-    assert sw.AllReduce().traffic(7, 100, 2, 4, 4) == 528
+    assert Deliver(torch.zeros(4, 25, dtype=torch.uint8)).traffic(4) == 75
+    assert sw.AllGather().traffic(Fixed(), 4) == 300
+    assert sw.AllReduce().traffic(Fixed(), 4) == 528
+    assert sw.Sharded().traffic(Fixed(), 4) == 3 * (4 * 10 + 4 * 20)

@@ -54,10 +54,12 @@ class Rank:
     def __init__(self, scheme: str, rank: int, world: int) -> None:
         chosen = sw.parse(scheme).at(0)
         self.exchange = Exchange(chosen, chosen.cut(SHAPES))
-        self.ledger = Ledger(chosen.memory.fields, SHAPES)
+        self.ledger = Ledger(chosen.fields, SHAPES, rank, world)
         self.gradient = gradient(rank)
         segments = self.exchange.segments
-        self.before, self.after = self.ledger.open(0, segments, torch.float32, torch.device("cpu"))
+        shard = self.exchange.shard(rank, world)
+        device = torch.device("cpu")
+        self.before, self.after = self.ledger.open(0, segments, torch.float32, device, shard)
         self.call = Call(7, rank, world, bucket=2)
         self.run = self._step()
 
@@ -196,10 +198,22 @@ def run_with(
             answers = [tamper(number, answer) for number, answer in enumerate(answers)]
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_one_flipped_bit_at_one_rank_is_told_to_all(scheme: str) -> None:
+SHARDED = [
+    "Scheme(TopK(0.05), collective=Sharded())",
+    "Scheme(Threshold(0.05), indices=Bitmap(), values=TwoBit(), collective=Sharded())",
+    "Scheme(RandomK(0.05), values=BFloat16(), collective=Sharded(1.0))",
+]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "leg"),
+    [*((scheme, 0) for scheme in SCHEMES + SHARDED), *((scheme, 1) for scheme in SHARDED)],
+)
+def test_one_flipped_bit_at_one_rank_is_told_to_all(scheme: str, leg: int) -> None:
+    seen = iter([leg == 0, leg == 1])  # as rank 2 meets the two ways of a sharded exchange
+
     def tamper(rank: int, messages: Any) -> Any:
-        if rank != 2:
+        if rank != 2 or not next(seen):
             return messages
         damaged = messages[1].clone()
         damaged[11] ^= 4
@@ -225,7 +239,46 @@ def test_a_damaged_share_at_one_rank_is_told_to_all(scheme: str) -> None:
         assert not rank.before["residual"].any()
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", SHARDED)
+@pytest.mark.parametrize("leg", [0, 1])
+def test_a_message_for_another_owner_or_from_another_is_damaged(scheme: str, leg: int) -> None:
+    """Rank 2 is handed, as rank 1's, what rank 1 wrote to another owner, or what rank 0 wrote."""
+    seen: list[Any] = []
+
+    def tamper(rank: int, messages: Any) -> Any:
+        seen.append(messages)
+        if rank != 2 or (len(seen) > 3) != bool(leg):
+            return messages
+        wrong = messages[0] if leg else seen[0][1]
+        return [messages[0], wrong, messages[2]]
+
+    _, errors = run_with(scheme, tamper)
+    for error in errors:
+        assert isinstance(error, sw.DamageError)
+        assert "message of rank 1 that rank 2 received" in str(error)
+
+
+@pytest.mark.parametrize("scheme", SHARDED)
+@pytest.mark.parametrize("leg", [0, 1])
+def test_sharded_messages_of_any_bytes_do_no_harm(scheme: str, leg: int) -> None:
+    """Bytes at random, in both ways: all ranks refuse the step, and no memory changes."""
+    noise = torch.Generator().manual_seed(0)
+    seen: list[int] = []
+
+    def tamper(rank: int, messages: Any) -> Any:
+        seen.append(rank)
+        if rank != 0 or (len(seen) > 3) != bool(leg):
+            return messages
+        return [torch.randint(256, m.shape, dtype=m.dtype, generator=noise) for m in messages]
+
+    for _ in range(30):
+        seen.clear()
+        ranks, errors = run_with(scheme, tamper)
+        assert all(isinstance(error, sw.DamageError) for error in errors)
+        assert not any(field.any() for rank in ranks for field in rank.before.values())
+
+
+@pytest.mark.parametrize("scheme", SCHEMES + SHARDED)
 def test_undamaged_messages_pass(scheme: str) -> None:
     ranks, errors = run_with(scheme, lambda _, answer: answer)
     assert errors == [None] * 3

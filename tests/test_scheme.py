@@ -138,7 +138,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"selector": sw.TopK(), "values": None}, "values=", "Float32(), BFloat16(), Float16()"),
     ({"selector": sw.TopK(), "memory": None}, "memory=", "ErrorFeedback(), Momentum"),
     ({"selector": sw.TopK(), "indices": sw.TopK()}, "indices=", "Int32(), Implied()"),
-    ({"selector": sw.TopK(), "collective": "x"}, "collective=", "AllGather(), AllReduce()"),
+    (
+        {"selector": sw.TopK(), "collective": "x"},
+        "collective=",
+        "AllReduce(), Sharded()",
+    ),
 ]
 
 

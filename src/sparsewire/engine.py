@@ -48,9 +48,10 @@ class Unsound:
     """NaN or infinity, by rank and first parameter."""
 
     parameters: Mapping[int, str]
+    who: str = "rank"
 
     def __str__(self) -> str:
-        return "; ".join(f"rank {rank} in {name}" for rank, name in self.parameters.items())
+        return "; ".join(f"{self.who} {rank} in {name}" for rank, name in self.parameters.items())
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from . import kernels
 from .desk import Desk, inspect, read, write
 from .kernels.counter import fold, join
-from .message import first_damage
+from .message import FINE, first_damage
 from .segments import Span
 from .selectors import Draw, Selector, TopK
 
@@ -98,7 +98,8 @@ class ShardDesk(Desk):
         with self.meter.stage("select"):
             draw = Draw(fold(self.exchange.scheme.seed, PULL), self.call.step, rank)
             taken = self._selector.withdraw(self.before, total, self.after, result, draw)
-            self.unsound = taken.unsound
+            # what a damaged message brought is no sign of a bad gradient
+            self.unsound = torch.where(self.damage == FINE, taken.unsound, FINE)
             self.exchange.leave_out(self.unused, taken.indices, taken.values, result)
         with self.meter.stage("encode"):
             form = self.exchange.pull_forms(self.call.world)[rank]

@@ -120,7 +120,7 @@ class Shards:
     def part_room(self, piece: Piece, length: int) -> int:
         """Slots for the entries of a piece that one rank sends to an owner of `length` of it."""
         share = piece.count * length / piece.length
-        slots = math.ceil(SLACK * share + 2 * math.sqrt(share))
+        slots = math.ceil(max(SLACK * share, share + 3 * math.sqrt(share)))
         if self.clustered:
             slots = CARD * (2 + math.ceil(piece.count / (CARD * self.world)))
         return min(slots, length, piece.room)
@@ -146,8 +146,8 @@ class Shards:
         key = ("sent", owner, device)
         if key not in self._kept:
             places = self._whole_places(self.part(owner), owner)
-            starts = torch.tensor([start for start, _ in self.segments.whole_runs])
-            sizes = torch.tensor([stop - start for start, stop in self.segments.whole_runs])
+            runs = torch.tensor(self.segments.whole_runs, dtype=torch.int64).view(-1, 2)
+            starts, sizes = runs[:, 0].contiguous(), runs[:, 1] - runs[:, 0]
             run = torch.bucketize(places, starts, right=True) - 1
             number = (sizes.cumsum(0) - sizes)[run] + places - starts[run]
             self._kept[key] = number.to(device)

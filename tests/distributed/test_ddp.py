@@ -27,6 +27,18 @@ GRID = [
     for (selector, collectives), scope in itertools.product(SELECTORS.items(), SCOPES)
     for collective in collectives or ("",)
 ]
+GRID += [
+    f"Scheme({selector}, scope={scope}, collective=Sharded({ratio}){values})"
+    for (selector, values), (scope, ratio) in itertools.product(
+        (
+            ("TopK(0.05)", ""),
+            ("Threshold(0.05)", ", values=TwoBit()"),
+            ("RandomK(0.05, shared=False)", ", values=QSGD()"),
+            ("BlockRandomK(0.05)", ", memory=ErrorFeedback('bfloat16')"),
+        ),
+        (("'layer'", ""), ("'global'", "0.1"), ("500", "1.0")),
+    )
+]
 # what depends on chance or on neighbours must not depend on how DDP cuts its buckets
 GRID += [
     f"Scheme({selector}(0.05), {part}, scope={scope})"

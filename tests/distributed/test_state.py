@@ -29,7 +29,11 @@ RESUMED = [
     "Scheme(Threshold(0.05), values=OneBit('column'))",
     "Scheme(TopK(0.05), memory=ErrorFeedback('bfloat16'))",
     "Scheme(RandomK(0.05), scope='global', memory=MomentumCorrection(dtype='bfloat16'))",
+    "Scheme(TopK(0.05), collective=Sharded())",
+    "Scheme(Threshold(0.05), values=TwoBit(), scope='global', collective=Sharded(0.02))",
     "Warmup(TopK(0.05), steps=7, ease=True)",
+    "Warmup(Scheme(TopK(0.05), collective=Sharded()), steps=7)",
+    "Warmup(Scheme(TopK(0.05), collective=Sharded()), steps=7, ease=True)",
     "Warmup(Scheme(TopK(0.05), scope='global'), steps=7)",
 ]
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sparsewire.kernels import Kernels, Taken, counter, reference
 from sparsewire.segments import Scope, Segments
+from sparsewire.shards import Shards
 
 Check = Callable[[Kernels, torch.device, int], None]
 HALVES = (torch.bfloat16, torch.float16)
@@ -511,7 +512,36 @@ WITHDRAWALS: tuple[Check, ...] = (
     check_chosen,
     check_chosen_nowhere,
 )
+
+
+def check_deal(kernels: Kernels, device: torch.device, size: int) -> None:
+    for segments in layouts(size, slack=0.25).values():
+        for world, clustered in ((1, False), (3, False), (8, True)):
+            shards = Shards(segments, world, clustered=clustered)
+            hits = [torch.arange(p.start, p.stop)[: p.count] for p in segments.pieces]
+            spread = reference.random_k(segments, 5, torch.device("cpu"))
+            filled = torch.full((segments.room - spread.numel(),), segments.size)
+            for indices in (torch.cat([*hits, spread[:0]]), torch.cat([spread, filled])):
+                wanted = reference.deal(indices, shards)
+                found = kernels.deal(indices.to(device), shards)
+                for one, other in zip(wanted, found, strict=True):
+                    assert torch.equal(one, other.cpu())
+
+
+def check_collect(kernels: Kernels, device: torch.device, size: int) -> None:
+    for segments in layouts(size).values():
+        shards = Shards(segments, 3)
+        for owner in range(3):
+            places = torch.arange(-1, shards.part(owner).size + 2)
+            places = torch.cat([places, places.flip(0)])  # as only damage can make them
+            wanted = reference.collect(places, owner, shards)
+            found = kernels.collect(places.to(device), owner, shards)
+            assert torch.equal(wanted, found.cpu())
+
+
 CHECKS: tuple[Check, ...] = (
+    check_deal,
+    check_collect,
     *WITHDRAWALS,
     check_random_k,
     check_block_random_k,

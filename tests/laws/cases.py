@@ -36,7 +36,7 @@ EXAMPLES: dict[type, tuple[Any, ...]] = {
     sw.OneBit: (sw.OneBit(), sw.OneBit("threshold"), sw.OneBit("column")),
     sw.KBit: (sw.KBit(3),),
     sw.QSGD: (sw.QSGD(), sw.QSGD(8, bucket=64)),
-    sw.Sharded: (sw.Sharded(), sw.Sharded(0.2), sw.Sharded(1.0)),
+    sw.Sharded: (sw.Sharded(), sw.Sharded(1.0)),
     sw.ErrorFeedback: (sw.ErrorFeedback(), sw.ErrorFeedback(dtype="bfloat16")),
     sw.MomentumCorrection: (
         sw.MomentumCorrection(),

@@ -42,6 +42,8 @@ SYMMETRIC = [
     if (scheme.selector.shared or not scheme.selector.predictable)
     and getattr(scheme.selector, "sample", 1000) >= 1000
     and not rolls_dice(scheme.values)
+    # an owner writes sums, which a codec may round one way or the other
+    and not (scheme.collective.fields and not scheme.values.exact(torch.float32))
 ]
 
 
@@ -89,11 +91,13 @@ def test_full_random_k_and_dense_are_the_same(world: int) -> None:
 
 @pytest.mark.parametrize("selector", [s for s in examples("selectors") if s.shared], ids=label)
 @pytest.mark.parametrize("world", WORLDS)
-def test_both_collectives_agree(selector: sw.RandomK, world: int) -> None:
+def test_collectives_agree_that_send_all_they_have(selector: sw.RandomK, world: int) -> None:
     crews = [
         Crew(sw.Scheme(selector, collective=collective, whole=WHOLE), world)
         for collective in examples("collectives")
+        if getattr(collective, "pull_ratio", 1.0) == 1.0
     ]
+    assert len(crews) == 3
     for step in range(3):
         gradients = noise(world, crews[0].size, step)
         first, *others = (crew.exchange(gradients)[0] for crew in crews)

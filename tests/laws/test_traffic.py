@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import sparsewire as sw
-from sparsewire.collectives import Gather, Request
+from sparsewire.collectives import Deliver, Gather, Request
 from sparsewire.engine import Call, Run, agree
 from sparsewire.groups.simulated import answer_all
 from sparsewire.message import HEADER_BYTES, VERDICT_BYTES
@@ -29,7 +29,10 @@ def requests_of(crew: Crew) -> list[Request]:
     engine = crew.engine
     runs = []
     for rank, gradient in enumerate(noise(crew.world, crew.size, 0)):
-        before, after = crew.ledgers[rank].open(0, engine.segments, crew.dtype, gradient.device)
+        shard = engine.shard(rank, crew.world)
+        before, after = crew.ledgers[rank].open(
+            0, engine.segments, crew.dtype, gradient.device, shard
+        )
         call = Call(0, rank, crew.world)
         runs.append(_step(engine.run(gradient, before, after, call, crew.meters[rank]), rank))
     asked: list[Request] = []
@@ -60,18 +63,23 @@ def test_meter_engine_and_explanation_agree(scheme: sw.Scheme) -> None:
 def test_requests_are_as_large_as_announced(scheme: sw.Scheme, skips_unused: bool) -> None:
     crew = Crew(scheme, 3, skips_unused=skips_unused)
     engine = crew.engine
-    header, *flags, payload, verdict = requests_of(crew)
+    header, *others, verdict = requests_of(crew)
+    flags, payloads = others[:skips_unused], others[skips_unused:]
     assert verdict.payload.numel() == VERDICT_BYTES
     assert header.payload.numel() == HEADER_BYTES
     assert [flag.payload.numel() for flag in flags] == [len(SHAPES)] * skips_unused
+    payload = payloads[0]
     width = payload.payload.dtype.itemsize
-    if isinstance(payload, Gather):
+    if isinstance(payload, Deliver):
+        assert payload.payload.shape == (3, engine.push_bytes(3))
+        assert payloads[1].payload.numel() == engine.pull_bytes(3)
+    elif isinstance(payload, Gather):
         assert payload.payload.dtype == torch.uint8
         assert payload.payload.numel() == engine.message_bytes
     else:
         assert payload.payload.numel() == engine.value_count
         assert width * payload.payload.numel() == engine.form.value_bytes
-    total = sum(request.traffic(3) for request in (header, *flags, payload, verdict))
+    total = sum(request.traffic(3) for request in (header, *flags, *payloads, verdict))
     assert total == engine.traffic(3)
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from .. import kernels
 from ..errors import AttachError, SparsewireError, StateError
 from ..groups.distributed import DistributedGroup
+from ..groups.node import Node, Within
 from ..meter import Meter
 from ..report import Report
 from ..scheme import AnyScheme, as_scheme
@@ -33,6 +34,8 @@ def attach(
     scaler: torch.amp.GradScaler | None = None,
     on_nonfinite: Literal["raise", "skip"] = "raise",
     timeout: float = 60.0,
+    within: Within | None = None,
+    within_dtype: torch.dtype | None = None,
 ) -> Wire:
     """Exchange the gradients of a DDP model by `scheme` from the next backward on.
 
@@ -46,6 +49,11 @@ def attach(
             its scale.
         on_nonfinite: NaN or infinity on any rank makes all ranks 'raise', or 'skip' the step.
         timeout: seconds after which a rank that does not answer is an error.
+        within: the ranks that share a machine. Their gradients are averaged densely, and one rank
+            of each machine exchanges the average sparsely with the others: a process group, one
+            dimension of a `DeviceMesh`, the number of ranks on every machine, or 'local' to take
+            that from torchrun.
+        within_dtype: what is added up inside a machine, such as `torch.bfloat16`.
 
     Returns the `Wire`: its `state_dict()` belongs into every rank's checkpoint.
     """
@@ -59,6 +67,8 @@ def attach(
         raise AttachError(f"on_nonfinite is 'raise' or 'skip', not {on_nonfinite!r}")
     if not isinstance(timeout, (int, float)) or not 0 < timeout < 1e9:
         raise AttachError(f"timeout is a number of seconds above 0, not {timeout!r}")
+    if within is None and within_dtype is not None:
+        raise AttachError("within_dtype says how a node adds up, and no node is given: pass within")
     if scaler is not None and not scaler.is_enabled():
         scaler = None  # it would let every number through
     slot = slot_of(ddp)
@@ -67,9 +77,11 @@ def attach(
     device = next(iter(parameters.values())).device
     kernels.prepare(device.type)  # before the ranks meet, who would wait for it
     group = DistributedGroup(ddp.process_group, timeout, device)
-    handshake(group, chosen, parameters, f"{on_nonfinite} {scaler is None} {follow_lr}")
+    options = f"{on_nonfinite} {scaler is None} {follow_lr} {within is None} {within_dtype}"
+    handshake(group, chosen, parameters, options)
+    node = None if within is None else Node(within, within_dtype, group, device)
     scaling = Scaling(parameters, optimizer if follow_lr else None, scaler)
-    pipeline = Pipeline(ddp, chosen, parameters, group, scaling, on_nonfinite)
+    pipeline = Pipeline(ddp, chosen, parameters, group, scaling, on_nonfinite, node)
     slot.taker = pipeline
     wire = Wire(pipeline, slot, weakref.finalize(ddp, pipeline.worker.stop))
     wire._hooks.append(ddp.register_forward_pre_hook(_alarm_if_never_called(pipeline)))
@@ -94,7 +106,7 @@ class Wire:
 
     @property
     def group(self) -> DistributedGroup:
-        """The ranks that take part."""
+        """All ranks that take part."""
         return self._pipeline.group
 
     @property
@@ -116,7 +128,8 @@ class Wire:
         """What this rank must save to go on later as if it had never stopped."""
         p = self._pipeline
         state = saved.save(p.scheme, p.group, p.steps, p.ledger)
-        return {**state, "scaling": p.scaling.state()}
+        within = 1 if p.node is None else p.node.size
+        return {**state, "scaling": p.scaling.state(), "within": within}
 
     def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
         """Go on from saved state, checked as a whole before anything changes.
@@ -126,6 +139,12 @@ class Wire:
         p = self._pipeline
         saved.check(state, p.scheme, p.group, p.ledger, strict)
         p.scaling.check(state.get("scaling"))
+        within = 1 if p.node is None else p.node.size
+        if state.get("within", 1) != within:
+            raise StateError(
+                f"the saved state is of machines with {state['within']} ranks each, and here they "
+                f"have {within}: attach with the same within="
+            )
         p.ledger.load(state["memory"])
         p.scaling.load(state["scaling"])
         p.steps = state["step"]
@@ -150,7 +169,8 @@ class Wire:
     def report(self, layers: bool = False) -> Report:
         """Bytes, ratios, times and the health of the memory; `layers=True`: per parameter too."""
         p = self._pipeline
-        return Report.of(repr(p.scheme), p.meter, p.group.size, p.ledger.squares(), layers)
+        world = p.group.size if p.node is None else p.node.count
+        return Report.of(repr(p.scheme), p.meter, world, p.ledger.squares(), layers)
 
     def detach(self) -> None:
         """Go back to plain DDP. The memory is dropped with the wire; call it on all ranks."""
@@ -163,6 +183,8 @@ class Wire:
             self._slot.taker = None
             if self._pipeline.worker.broken is None:
                 self._pipeline.group.close()
+                if self._pipeline.node is not None:
+                    self._pipeline.node.close()
 
 
 def _alarm_if_never_called(pipeline: Pipeline) -> Any:

@@ -22,6 +22,7 @@ from ..engine import Exchange, Finding, Unsound, agree
 from ..errors import DamageError, DisagreementError, NonFiniteError, SparsewireError
 from ..groups import drive
 from ..groups.distributed import DistributedGroup
+from ..groups.node import Node
 from ..groups.worker import Promise, Worker
 from ..ledger import Ledger
 from ..meter import Meter
@@ -95,16 +96,22 @@ class Pipeline:
         group: DistributedGroup,
         scaling: Scaling,
         on_nonfinite: Literal["raise", "skip"],
+        node: Node | None = None,
     ) -> None:
         self.scheme = scheme
         self.group = group
+        self.node = node
+        self.peers = group if node is None else node.leaders  # None: somebody else speaks for us
         self.scaling = scaling
         self.steps = 0
         self.called = False
         self.dropped = False  # the last step was skipped, and the optimizer must not take it
         self.error: SparsewireError | None = None
         self.shapes = {name: tuple(p.shape) for name, p in parameters.items()}
-        self.ledger = Ledger(scheme.fields, self.shapes, group.rank, group.size)
+        self.ledger = Ledger((), self.shapes)
+        if self.peers is not None:
+            place = self.peers.rank, self.peers.size
+            self.ledger = Ledger(scheme.fields, self.shapes, *place)
         self.meter = Meter()
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._dtypes = {name: p.dtype for name, p in parameters.items()}
@@ -182,21 +189,44 @@ class Pipeline:
             unit.copy_in(flat, bucket)
         if is_global and not bucket.is_last:
             return
-        segments = unit.exchange.segments
-        key = GLOBAL if is_global else bucket.index
-        kept = scheme.memory.kept_as(flat.dtype)
-        shard = unit.exchange.shard(self.group.rank, self.group.size)
-        before, after = self.ledger.open(key, segments, kept, flat.device, shard)
-        opens = not step.findings
-        call = Call(step.number, self.group.rank, self.group.size, bucket.index, opens)
-        run = unit.exchange.run(flat, before, after, call, self.meter)
-        step.findings.append(drive(run, self.group, self.meter))
-        self.meter.values += segments.size
+        if self.node is None:
+            self._meet(step, unit, flat, bucket.index, self.group)
+        else:
+            with self.meter.stage("exchange"):
+                self.node.average(flat)
+            self.node.ask(lambda leaders: self._meet(step, unit, flat, bucket.index, leaders))
+            with self.meter.stage("exchange"):
+                self.node.share(flat)
         if unit.staging is not None:
             unit.copy_out(flat, step.buckets if is_global else [bucket])
 
+    def _meet(
+        self, step: _Step, unit: _Unit, flat: Tensor, bucket: int, group: DistributedGroup
+    ) -> None:
+        """Exchange one unit's gradient with the group."""
+        exchange, scheme = unit.exchange, unit.exchange.scheme
+        kept = scheme.memory.kept_as(flat.dtype)
+        shard = exchange.shard(group.rank, group.size)
+        key = GLOBAL if scheme.scope == "global" else bucket
+        before, after = self.ledger.open(key, exchange.segments, kept, flat.device, shard)
+        call = Call(step.number, group.rank, group.size, bucket, opens=not step.findings)
+        run = exchange.run(flat, before, after, call, self.meter)
+        step.findings.append(drive(run, group, self.meter))
+        self.meter.values += exchange.segments.size
+
+    def _verdict(self, step: _Step) -> Unsound | None:
+        def ask(group: DistributedGroup) -> dict[int, str] | None:
+            unsound = drive(agree(step.findings, group.rank), group, self.meter)
+            return None if unsound is None else dict(unsound.parameters)
+
+        if self.node is None:
+            found = ask(self.group)
+            return None if found is None else Unsound(found)
+        found = self.node.ask(ask)
+        return None if found is None else Unsound({int(k): v for k, v in found.items()}, "node")
+
     def _finish(self, step: _Step) -> None:
-        unsound = drive(agree(step.findings, self.group.rank), self.group, self.meter)
+        unsound = self._verdict(step)
         if unsound is not None:
             self.ledger.discard()
             self.meter.skipped += 1

@@ -225,6 +225,22 @@ class DistributedGroup:
             damage = torch.where(is_fine, damage, damage_code(rank, CHECKSUM))
         return [row[: share * dtype.itemsize].view(dtype) for row in rows], damage
 
+    @property
+    def members(self) -> list[int]:
+        """The global ranks that take part, in order."""
+        return dist.get_process_group_ranks(self._original)
+
+    def sum_up(self, tensor: Tensor) -> Tensor:
+        """The sum over all ranks, as the backend makes it; the tensor may be used up."""
+        if self._double is None:
+            return tensor
+        payload = tensor.to(self._device).contiguous()
+        try:
+            dist.all_reduce(payload, group=self._double)
+        except RuntimeError as cause:
+            raise self.failure(cause) from cause
+        return payload.to(tensor.device)
+
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Give all ranks what rank 0 has in these tensors."""
         if self._double is None:
@@ -232,7 +248,10 @@ class DistributedGroup:
         first = dist.get_process_group_ranks(self._double)[0]
         for tensor in tensors:
             payload = tensor.detach().to(self._device).contiguous()
-            dist.broadcast(payload, first, group=self._double)
+            try:
+                dist.broadcast(payload, first, group=self._double)
+            except RuntimeError as cause:
+                raise self.failure(cause) from cause
             tensor.detach().copy_(payload)
 
     def close(self) -> None:

@@ -258,6 +258,8 @@ def deal(indices: Tensor, shards: Shards) -> tuple[Tensor, Tensor]:
 
 def collect(places: Tensor, owner: int, shards: Shards) -> Tensor:
     table, world = shards.table(places.device), shards.world
+    if not shards.segments.spans:
+        return torch.zeros_like(places)
     span = torch.bucketize(places, table.local[owner], right=True) - 1
     inside = places - table.local[owner][span]
     turn = inside // CARD
