@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
+from .collectives import AllGather, Collective, Sharded
 from .engine import Exchange
 from .message import DIGEST_BYTES, HEADER_BYTES, VERDICT_BYTES
 from .report import dense_traffic, human_bytes
 from .scheme import AnyScheme, Scheme, Warmup, as_scheme
 from .segments import Shape
 from .selectors import Selector
+
+WORTH_SAYING = 1.05  # times less that another collective sends
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,9 @@ class Explanation:
     dense_bfloat16_bytes: int
     memory_bytes: int
     warmup: str
+    push_bytes: int = 0
+    pull_bytes: int = 0
+    advice: str = ""
 
     def to_dict(self) -> dict[str, object]:
         """The same for JSON."""
@@ -64,6 +70,14 @@ class Explanation:
             f"{human_bytes(self.dense_bfloat16_bytes)} in bfloat16 ({ratio16})",
             f"  memory       {human_bytes(self.memory_bytes)} on each worker",
         ]
+        if self.push_bytes:
+            ways = (
+                f"{human_bytes(self.push_bytes)} to each owner, {human_bytes(self.pull_bytes)} "
+                f"from each of them"
+            )
+            lines.insert(4, f"  shards       {ways}")
+        if self.advice:
+            lines.append(f"  instead      {self.advice}")
         if self.warmup:
             lines.append(f"  warm-up      {self.warmup}")
         return "\n".join(lines)
@@ -97,19 +111,41 @@ def explain(
         sent_bytes=exchange.traffic(workers),
         dense_float32_bytes=dense_traffic(segments.size, workers, 4),
         dense_bfloat16_bytes=dense_traffic(segments.size, workers, 2),
-        memory_bytes=_memory_bytes(full, segments.size),
+        memory_bytes=_memory_bytes(full, segments.size, workers),
         warmup=_warmup(chosen),
+        push_bytes=exchange.push_bytes(workers) if full.collective.fields else 0,
+        pull_bytes=exchange.pull_bytes(workers) if full.collective.fields else 0,
+        advice=_advice(exchange, workers),
     )
 
 
-def _memory_bytes(scheme: Scheme, size: int) -> int:
+def _advice(exchange: Exchange, workers: int) -> str:
+    """The other way for messages to meet, where it sends clearly less on so many workers."""
+    scheme = exchange.scheme
+    if workers < 2 or scheme.collective.adds or not exchange.segments.pieces:
+        return ""
+    other: Collective = AllGather() if scheme.collective.fields else Sharded()
+    less = exchange.traffic(workers) / replace(
+        exchange, scheme=replace(scheme, collective=other)
+    ).traffic(workers)
+    if less < WORTH_SAYING:
+        return ""
+    return f"collective={other!r} would send {less:.1f}x less on {workers} workers"
+
+
+def _memory_bytes(scheme: Scheme, size: int, workers: int) -> int:
     """What is kept twice, since a step may fail; without memory, room for one sum."""
     width = scheme.memory.kept_as(torch.float32).itemsize
-    return 2 * width * size * len(scheme.memory.fields) or 4 * size
+    owned = -(-size // workers) * len(scheme.collective.fields)
+    kept = size * len(scheme.memory.fields) + owned if scheme.memory.fields else 0
+    return 2 * width * kept or 4 * size
 
 
 def _why(scheme: Scheme) -> str:
     selector = type(scheme.selector).__name__
+    if isinstance(scheme.collective, Sharded):
+        back = "all of it" if scheme.collective.pull_ratio == 1.0 else "the largest of it"
+        return f"every worker adds up the share that it owns, and sends {back} back to all"
     if scheme.collective.adds:
         return (
             f"all ranks send the same coordinates with {selector}, so values are added on the way"

@@ -26,11 +26,11 @@ class Load:
 
     Args:
         hops: how often it waits for a neighbour: W−1 times in an all-gather, twice that in an
-            all-reduce, for each of a step's collectives.
+            all-reduce or by way of owners, for each of a step's collectives.
         received: bytes, as many as it sends.
-        looked_at: values that it selects from.
+        looked_at: values that it selects from; as an owner, once more from its share.
         added: values that it adds up one by one: the selected ones of all hosts, or its own if
-            they are added on the way.
+            they are added on the way, or as an owner a share of all and what all owners answer.
     """
 
     hops: int
@@ -63,14 +63,25 @@ class Loads:
         if self._scheme is None:
             received = sum(dense_traffic(count, hosts, 4) for count in self._values)
             return Load(2 * others * self._buckets, received, looked_at=0, added=0)
-        adds = self._scheme.collective.adds
-        collectives = 2 + (2 if adds else 1) * self._buckets  # a header and a verdict each step
-        entries = sum(exchange.value_count for exchange in self._exchanges)
+        collective = self._scheme.collective
+        ways = 2 if collective.adds or collective.fields else 1
+        collectives = 2 + ways * self._buckets  # a header and a verdict each step
         # Only the first bucket of a step sends a header.
         spared = (self._buckets - 1) * others * HEADER_BYTES
         return Load(
             hops=others * collectives,
             received=sum(exchange.traffic(hosts) for exchange in self._exchanges) - spared,
-            looked_at=sum(self._values),
-            added=entries if adds else hosts * entries,
+            looked_at=sum(self._values) + (sum(self._values) // hosts if collective.fields else 0),
+            added=sum(_added(exchange, hosts) for exchange in self._exchanges),
         )
+
+
+def _added(exchange: Exchange, hosts: int) -> int:
+    """Values that one host adds up one by one in one exchange."""
+    collective = exchange.scheme.collective
+    if collective.adds:
+        return exchange.value_count
+    if collective.fields:
+        parts = sum(form.value_count for form in exchange.push_forms(hosts))
+        return parts + sum(form.value_count for form in exchange.pull_forms(hosts))
+    return hosts * exchange.value_count
