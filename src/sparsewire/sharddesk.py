@@ -7,7 +7,7 @@ the largest of that, and puts everybody's answers into the gradient.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -112,7 +112,7 @@ class ShardDesk(Desk):
     def pull(self, messages: Sequence[Tensor]) -> None:
         with self.meter.stage("decode"):
             shards, device = self.shards, self.gradient.device
-            kernel, segments = kernels.on(device), self.exchange.segments
+            kernel = kernels.on(device)
             selected, found, whole = [], [], []
             forms = self.exchange.pull_forms(self.call.world)
             for owner, (form, message) in enumerate(zip(forms, messages, strict=True)):
@@ -123,7 +123,7 @@ class ShardDesk(Desk):
                 selected.append((kernel.collect(places, owner, shards), values[: places.numel()]))
                 whole.append(values[places.numel() :])
             self._remember(first_damage(torch.cat(found)))
-            kernel.add_up(self.gradient, selected, 1.0, replace(segments, whole=()))
+            kernel.add_up(self.gradient, selected, 1.0, shards.selected)
             for owner, values in enumerate(whole):
                 self.gradient[shards.whole_results(owner, device)] = values
 

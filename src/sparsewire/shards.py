@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -49,6 +49,11 @@ class Shards:
     def slots(self) -> tuple[int, ...]:
         """Where each owner's slots begin, and where the last one's end."""
         return tuple(itertools.accumulate((part.room for part in self._parts), initial=0))
+
+    @cached_property
+    def selected(self) -> Segments:
+        """The gradient without what travels whole."""
+        return replace(self.segments, whole=())
 
     def part(self, owner: int) -> Segments:
         """An owner's coordinates, with room for the entries that one rank sends it."""
