@@ -35,6 +35,7 @@ class DistributedGroup:
         process_group: who takes part; the default group if None.
         timeout: seconds that any collective may take.
         device: where gradients live; messages go to the CPU where the backend needs them there.
+        is_own: the process group was made for this, and needs no double.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class DistributedGroup:
         process_group: dist.ProcessGroup | None = None,
         timeout: float = 60.0,
         device: torch.device | None = None,
+        is_own: bool = False,
     ) -> None:
         if not dist.is_initialized():
             raise AttachError(
@@ -61,9 +63,13 @@ class DistributedGroup:
         self.doing = "the first meeting"
         self._closed = False
         self._rooms: dict[str, Tensor] = {}
-        if self.size > 1:
+        self._is_own = is_own
+        if self.size > 1 and is_own:
+            self._double = original
+        elif self.size > 1:
             spare = _spares.setdefault(original, {}).setdefault(timeout, [])
             self._double = spare.pop() if spare else self._make_double(original)
+        if self._double is not None:
             self.roll_call = RollCall.of(self._double, self.rank, self.size)
             self._all_gather = self._find_all_gather()
             self._all_to_all = self._find_all_to_all()
@@ -256,7 +262,7 @@ class DistributedGroup:
 
     def close(self) -> None:
         """Leave the group in good order; the next one over the same ranks takes it over."""
-        if self._double is not None:
+        if self._double is not None and not self._is_own:
             _spares[self._original][self.timeout].append(self._double)
         self._double = None
         self._rooms.clear()

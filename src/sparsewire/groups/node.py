@@ -7,8 +7,10 @@ mean to its node.
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
+import weakref
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -26,6 +28,13 @@ Within = dist.ProcessGroup | DeviceMesh | int | Literal["local"]
 _NOTE_BYTES = 2048  # of what a leader tells its node
 
 
+# Groups that are free again, for each way to share out the ranks and deadline.
+_Pair = tuple[dist.ProcessGroup, dist.ProcessGroup]
+_spares: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[object, list[_Pair]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
 class Node:
     """This rank's machine. `leaders` is the group of those who lead, on a leader, else None."""
 
@@ -37,17 +46,20 @@ class Node:
         device: torch.device,
     ) -> None:
         """All ranks of `everyone` must come; gradients are averaged in `dtype`, or in their own."""
-        group = DistributedGroup(_process_group(within, everyone), everyone.timeout, device)
-        leaders = _find_leaders(group, everyone)
-        self.count = len(leaders)
-        self.size = group.size
+        nodes = _share_out(_members(within, everyone), everyone)
+        world = dist.group.WORLD
+        assert isinstance(world, dist.ProcessGroup)
+        key = (tuple(map(tuple, nodes)), everyone.timeout)
+        self._spare = _spares.setdefault(world, {}).setdefault(key, [])
+        self._pair = self._spare.pop() if self._spare else _make_groups(nodes, everyone.timeout)
+        self.count = len(nodes)
+        self.size = len(nodes[0])
+        self._group = DistributedGroup(self._pair[0], everyone.timeout, device, is_own=True)
         self.leaders: DistributedGroup | None = None
-        if group.rank == 0:
-            between = dist.new_group(leaders, use_local_synchronization=True)
-            self.leaders = DistributedGroup(between, everyone.timeout, device)
+        if self._group.rank == 0:
+            self.leaders = DistributedGroup(self._pair[1], everyone.timeout, device, is_own=True)
             self.leaders.roll_call = everyone.roll_call  # a failure anywhere concerns all ranks
-        group.roll_call = everyone.roll_call
-        self._group = group
+        self._group.roll_call = everyone.roll_call
         self._dtype = dtype
         self._everyone = everyone
         if dtype is not None:
@@ -100,23 +112,24 @@ class Node:
                 group.doing = self._everyone.doing
 
     def close(self) -> None:
-        """Leave both groups."""
+        """Leave both groups; the next node of these ranks takes them over."""
         self._group.close()
         if self.leaders is not None:
             self.leaders.close()
+        self._spare.append(self._pair)
 
 
-def _process_group(within: Within, everyone: DistributedGroup) -> dist.ProcessGroup:
-    """The ranks of this node, however they were given."""
+def _members(within: Within, everyone: DistributedGroup) -> list[int]:
+    """The global ranks of this node, however they were given."""
     if isinstance(within, DeviceMesh):
         if within.ndim != 1:
             raise AttachError(
                 f"within takes one dimension of a mesh, and this one has {within.ndim}: "
                 f"write within=mesh['local'] with the name of the one inside a machine"
             )
-        return within.get_group()
+        within = within.get_group()
     if isinstance(within, dist.ProcessGroup):
-        return within
+        return dist.get_process_group_ranks(within)
     size = within
     if size == "local":
         text = os.environ.get("LOCAL_WORLD_SIZE", "")
@@ -132,23 +145,37 @@ def _process_group(within: Within, everyone: DistributedGroup) -> dist.ProcessGr
             f"on every machine, a process group of them, one dimension of a DeviceMesh, or 'local'"
         )
     first = everyone.rank // size * size
-    members = everyone.members[first : first + size]
-    group = dist.new_group(members, use_local_synchronization=True)
-    assert isinstance(group, dist.ProcessGroup)
-    return group
+    return everyone.members[first : first + size]
 
 
-def _find_leaders(group: DistributedGroup, everyone: DistributedGroup) -> list[int]:
-    """The leaders of all nodes, by their global rank; refused unless the nodes are alike."""
-    own = torch.tensor([group.members[0], group.size, everyone.members[everyone.rank]])
-    answers = everyone.answer(Gather(own.view(torch.uint8)))
-    said = [tuple(answer.cpu().view(torch.int64).tolist()) for answer in answers]
-    leaders = sorted({leader for leader, _, _ in said})
-    sizes = {size for _, size, _ in said}
-    per_node = [sum(leader == other for other, _, _ in said) for leader in leaders]
-    if len(sizes) > 1 or set(per_node) != sizes or not set(leaders) <= set(everyone.members):
+def _share_out(mine: list[int], everyone: DistributedGroup) -> list[list[int]]:
+    """All nodes, as their global ranks; refused unless they share the ranks out evenly."""
+    if everyone.size != dist.get_world_size():
+        raise AttachError("within= needs a model over all ranks, since all must make the groups")
+    row = torch.full((everyone.size,), -1)
+    row[: len(mine)] = torch.tensor(mine)
+    answers = everyone.answer(Gather(row.view(torch.uint8)))
+    rows = [answer.cpu().view(torch.int64).tolist() for answer in answers]
+    nodes = sorted({tuple(rank for rank in row if rank >= 0) for row in rows})
+    if len({len(node) for node in nodes}) > 1 or sum(map(len, nodes)) != everyone.size:
         raise AttachError(
             f"the nodes given by within= do not share out the model's {everyone.size} ranks "
             f"evenly: every rank must be in one node, and all nodes must have as many ranks"
         )
-    return leaders
+    return [list(node) for node in nodes]
+
+
+def _make_groups(nodes: list[list[int]], timeout: float) -> _Pair:
+    """The ranks of this node, and those in the same place of all nodes.
+
+    All ranks make all groups, in one order, and belong to as many: torch names groups by that.
+    """
+    limit = datetime.timedelta(seconds=timeout)
+    own: list[dist.ProcessGroup] = []
+    for sets in (nodes, [list(place) for place in zip(*nodes, strict=True)]):
+        for ranks in sets:
+            group = dist.new_group(ranks, timeout=limit, group_desc="sparsewire")
+            if dist.get_rank() in ranks:
+                assert isinstance(group, dist.ProcessGroup)
+                own.append(group)
+    return own[0], own[1]
