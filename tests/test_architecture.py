@@ -40,7 +40,8 @@ LEVELS = {
     "bench": 10,
     "tasks": 9,
     "": 10,  # the package itself
-    "cli": 11,
+    "papers": 11,
+    "cli": 12,
 }
 NEIGHBOURS = {
     ("segments", "kernels"),  # they say the same in two ways
@@ -185,7 +186,7 @@ def test_compilers_are_imported_only_in_their_own_folders(path: Path) -> None:
             assert short(path).startswith(("kernels/cpu/", "kernels/cuda/"))
 
 
-@pytest.mark.parametrize("path", outside("bench", "cli"), ids=short)
+@pytest.mark.parametrize("path", outside("bench", "papers", "cli"), ids=short)
 def test_packages_for_people_only_in_the_command_line(path: Path) -> None:
     assert not mentions(path, "rich", "tyro", "matplotlib")
 

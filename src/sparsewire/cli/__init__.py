@@ -1,4 +1,4 @@
-"""The command line: `sparsewire train`, `compare`, `list`, `explain`, `lab` and `bench`.
+"""The command line: `sparsewire train`, `compare`, `list`, `explain`, `lab`, `bench`, `reproduce`.
 
 Importing this imports neither torch nor tyro; each command imports what it needs when it runs.
 """
@@ -33,6 +33,7 @@ HOMES = {
     "BenchStep": "bench.step",
     "BenchTrain": "race.train",
     "BenchScale": "scale.scale",
+    "Reproduce": "reproduce.reproduce",
 }
 """The function that runs each command of `options`."""
 

@@ -41,6 +41,10 @@ class Examples:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def to(self, device: torch.device) -> Examples:
+        """The same on another device."""
+        return Examples(self.images.to(device), self.labels.to(device))
+
     def batch(self, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The examples `chosen` by index: normalised images and labels."""
         images = self.images[chosen].float().div_(255).sub_(_MEAN).div_(_DEVIATION)
@@ -104,14 +108,19 @@ def _pair(images_path: Path, labels_path: Path) -> Examples:
     return Examples(images.view(len(images), PIXELS), labels.long())
 
 
-def build(hidden: Sequence[int], seed: int) -> nn.Sequential:
-    """A perceptron with ReLU layers of `hidden` widths, the same for the same `seed`."""
+def build(hidden: Sequence[int], seed: int, normalised: bool = False) -> nn.Sequential:
+    """A perceptron with ReLU layers of `hidden` widths, the same for the same `seed`.
+
+    `normalised`: with layer normalisation before every ReLU.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         widths = [PIXELS, *hidden]
         for number, (before, after) in enumerate(pairwise(widths), start=1):
             layers[f"hidden{number}"] = nn.Linear(before, after)
+            if normalised:
+                layers[f"norm{number}"] = nn.LayerNorm(after)
             layers[f"relu{number}"] = nn.ReLU()
         layers["output"] = nn.Linear(widths[-1], CLASSES)
         return nn.Sequential(layers)

@@ -1,0 +1,174 @@
+"""W workers on one device, fast enough to train with: gradients and memories in flat tensors.
+
+The numbers are those of `simulate`. Nothing waits for the device between steps, and on CUDA the
+exchange of all workers is one launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..desk import Call
+from ..engine import Exchange, Finding, agree
+from ..groups.simulated import SimulatedGroup
+from ..memory import LEDGER
+from ..message import FINE
+from ..meter import Meter
+from ..scheme import AnyScheme, Scheme
+from ..segments import Segments, Shape
+from ..selectors import Draw, Selector
+from .capture import Captured
+
+# What is captured repeats the random numbers that are drawn inside it: where Threshold's sample
+# begins, and how QSGD rounds. So on CUDA several exchanges are captured, with numbers of their own,
+# and take turns. Coordinates chosen at random are drawn outside and never repeat.
+# Even, since every exchange also has its own page of the memory to read.
+TURNS = 4
+
+
+class Simulation:
+    """The exchange of W workers that share one model.
+
+    Fill `gradients`, one flat tensor a worker, cut as `segments` says; `exchange` leaves the mean
+    in each of them. `sent` and `received` are the bytes of one worker in one step, on average.
+    """
+
+    def __init__(
+        self, scheme: AnyScheme, shapes: Mapping[str, Shape], workers: int, device: torch.device
+    ) -> None:
+        kernels.prepare(device.type)
+        self.step = 0
+        self.sent = self.received = 0.0
+        self.segments = scheme.at(0).cut(shapes)
+        size = self.segments.size
+        self.gradients = [torch.zeros(size, device=device) for _ in range(workers)]
+        self._scheme, self._shapes, self._device = scheme, shapes, device
+        kept = scheme.memory.kept_as(torch.float32)
+        names = {*scheme.memory.fields, LEDGER}
+        # Every step reads one page of each worker and writes the other.
+        self._pages = [
+            [
+                {name: torch.zeros(size + 1, dtype=kept, device=device) for name in names}
+                for _ in range(workers)
+            ]
+            for _ in range(2)
+        ]
+        self._flaw = torch.zeros((), dtype=torch.bool, device=device)
+        self._phase: _Phase | None = None
+
+    @property
+    def has_flaw(self) -> bool:
+        """Whether a gradient so far held NaN or infinity; asking waits for the device."""
+        return bool(self._flaw)
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether an exchange is one launch by now."""
+        return self._phase is not None and self._phase.is_captured
+
+    def scale(self, factor: float) -> None:
+        """Multiply what is kept back, for another learning rate: by the old over the new."""
+        for fields in self._pages[self.step % 2]:
+            fields[LEDGER].mul_(factor)
+
+    def exchange(self) -> None:
+        """Replace every worker's gradient by the mean of what they all send."""
+        scheme = self._scheme.at(self.step)
+        if self._phase is None or self._phase.scheme != scheme:
+            self._phase = _Phase(self, scheme)
+        self._phase.exchange()
+        self.step += 1
+
+
+class _Phase:
+    """A simulation's exchanges while its scheme stays the same."""
+
+    def __init__(self, simulation: Simulation, scheme: Scheme) -> None:
+        self.scheme = scheme
+        self._simulation, self._first = simulation, simulation.step
+        workers, device = len(simulation.gradients), simulation._device
+        segments = [scheme.cut(simulation._shapes) for _ in range(workers)]
+        self._drawn: list[Tensor] = []
+        if scheme.selector.predictable:
+            ranks = 1 if scheme.selector.shared else workers
+            self._drawn = [self._draw(segments[0], rank) for rank in range(ranks)]
+            scheme = replace(scheme, selector=_Drawn(scheme.selector, self._drawn))
+        self._exchanges = [Exchange(scheme, cut) for cut in segments]
+        self._group = SimulatedGroup(workers)
+        self._turns = [Captured(self._meet, device) for _ in range(TURNS)]
+
+    @property
+    def is_captured(self) -> bool:
+        return all(turn.is_captured for turn in self._turns)
+
+    def exchange(self) -> None:
+        step = self._simulation.step
+        for rank, indices in enumerate(self._drawn):
+            indices.copy_(self._draw(self._exchanges[0].segments, rank))
+        if step == self._first + 1:  # not the first: that one has the headers in it
+            self._measure()
+        else:
+            self._turns[step % TURNS]()
+
+    def _draw(self, segments: Segments, rank: int) -> Tensor:
+        draw = Draw(self.scheme.seed, self._simulation.step, rank)
+        return self.scheme.selector.coordinates(segments, draw, self._simulation._device)
+
+    def _meet(self, meters: Sequence[Meter] = ()) -> list[Finding]:
+        """Exchange; what was found wrong is noted on the device."""
+        whole = self._simulation
+        meters = meters or [Meter() for _ in self._exchanges]
+        step = whole.step % TURNS if whole._device.type == "cuda" else whole.step
+        before, after = whole._pages[step % 2], whole._pages[1 - step % 2]
+        runs = []
+        for rank, exchange in enumerate(self._exchanges):
+            kept = {name: before[rank][name] for name in self.scheme.memory.fields}
+            call = Call(step, rank, len(self._exchanges))
+            gradient = whole.gradients[rank]
+            runs.append(exchange.run(gradient, kept, after[rank], call, meters[rank]))
+        findings = self._group.drive(runs, meters)
+        for finding in findings:
+            whole._flaw.logical_or_((finding.unsound != FINE) | (finding.damage != FINE))
+        return findings
+
+    def _measure(self) -> None:
+        """Exchange as real workers do, verdicts included, and note the bytes."""
+        meters = [Meter() for _ in self._exchanges]
+        findings = self._meet(meters)
+        self._group.drive([agree([found], rank) for rank, found in enumerate(findings)], meters)
+        self._simulation.sent = sum(meter.bytes_sent for meter in meters) / len(meters)
+        self._simulation.received = sum(meter.bytes_received for meter in meters) / len(meters)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class _Drawn(Selector):
+    """Another selector's choice, drawn ahead into tensors that stay where they are."""
+
+    selector: Selector
+    drawn: Sequence[Tensor]  # one for all ranks if they share it, else one for each
+
+    predictable = True
+
+    @property
+    def shared(self) -> bool:  # type: ignore[override]
+        return self.selector.shared
+
+    def __repr__(self) -> str:
+        return repr(self.selector)
+
+    def entries(self, length: int) -> int:
+        return self.selector.entries(length)
+
+    def room(self, length: int) -> int:
+        return self.selector.room(length)
+
+    def coordinates(self, segments: Segments, draw: Draw, device: torch.device) -> Tensor:
+        return self.drawn[0 if self.shared else draw.rank]
+
+    def contraction(self, length: int) -> float:
+        return self.selector.contraction(length)

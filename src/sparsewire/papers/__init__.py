@@ -1,0 +1,1 @@
+"""The papers' claims, tested: studies of many trainings, filled cell by cell."""

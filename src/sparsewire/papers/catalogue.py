@@ -1,0 +1,8 @@
+"""All studies by name."""
+
+from __future__ import annotations
+
+from . import aji2017
+from .recipe import Study
+
+STUDIES: dict[str, Study] = {study.name: study for study in (aji2017.MNIST,)}

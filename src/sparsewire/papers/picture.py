@@ -1,0 +1,67 @@
+"""The picture of a study: how accuracy and loss went, a panel for each column of its table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from ..bench import drawing
+from ..bench.colours import MARKERS, OF_LINES
+from .store import Result
+from .table import Board
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_ACROSS = 4  # panels side by side
+
+
+def save(title: str, board: Board, *paths: Path) -> None:
+    """Draw `board` and write it in the formats that the names of `paths` end in."""
+    drawing.write(draw(title, board), *paths)
+
+
+def draw(title: str, board: Board) -> Figure:
+    """A line for each row, the mean over seeds, with their range shaded."""
+    columns = [c for c in board.columns if any(board.results.get((r, c)) for r in board.rows)]
+    across = min(_ACROSS, len(columns))
+    bands = -(-len(columns) // across)
+    figure = drawing.blank(3.6 * across + 1, 5.2 * bands + 1)
+    figure.suptitle(title, x=0.02, ha="left", fontsize=11, fontweight="bold")
+    panels = figure.subplots(2 * bands, across, squeeze=False, sharex=True)
+    for number, column in enumerate(columns):
+        band, place = divmod(number, across)
+        for row, name in enumerate(board.rows):
+            results = [r for r in board.results.get((name, column), ()) if not r["diverged"]]
+            if results:
+                _draw_line(panels[2 * band][place], results, "test_accuracy", 100, row, name)
+                _draw_line(panels[2 * band + 1][place], results, "loss", 1, row, name)
+        drawing.plain(panels[2 * band][place], f"{column}\ntest accuracy, %", "")
+        drawing.plain(panels[2 * band + 1][place], "training loss", "epoch")
+        panels[2 * band + 1][place].set_yscale("log")
+    for spare in range(len(columns), bands * across):
+        for half in range(2):
+            panels[2 * (spare // across) + half][spare % across].set_visible(False)
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower left", ncols=3, frameon=False, fontsize=9)
+    return figure
+
+
+def _draw_line(
+    axes: Axes, results: Sequence[Result], field: str, unit: float, row: int, name: str
+) -> None:
+    epochs = results[0]["curves"]["epoch"]
+    heights = [
+        [unit * height for height in points]
+        for points in zip(*(result["curves"][field] for result in results), strict=False)
+        if None not in points
+    ]
+    epochs, colour = epochs[: len(heights)], OF_LINES[row % len(OF_LINES)]
+    means = [fmean(points) for points in heights]
+    marker = MARKERS[row % len(MARKERS)]
+    axes.plot(epochs, means, color=colour, marker=marker, markersize=3, linewidth=1.2, label=name)
+    lowest, highest = [min(p) for p in heights], [max(p) for p in heights]
+    axes.fill_between(epochs, lowest, highest, color=colour, alpha=0.12, linewidth=0)

@@ -1,0 +1,223 @@
+"""Fill a study cell by cell, and show what there is.
+
+Every finished training is on file at once, so a study can be stopped at any time and goes on where
+it stopped. Progress goes to standard error, the table to standard output.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from difflib import get_close_matches
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from .. import __version__
+from ..bench.setting import Setting
+from ..errors import SparsewireError
+from ..report import human_bytes
+from ..scheme import Scheme, Warmup, parse
+from ..tasks import cifar10
+from . import picture, table
+from .catalogue import STUDIES
+from .problems import Shelf
+from .recipe import Cell, Study
+from .store import SCHEMA, Result, Store
+from .trainer import Look, Trainer, free
+
+
+class RequestError(SparsewireError, ValueError):
+    """A study, cell, recipe or device that there is not."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be reproduced; None stands for what the study says."""
+
+    name: str | None = None
+    recipe: str | None = None
+    only: tuple[str, ...] = ()
+    seeds: tuple[int, ...] | None = None
+    device: str | None = None
+    data: Path | None = None
+    download: bool = False
+    store: Path | None = None
+    minutes: float | None = None
+    quiet: bool = False
+
+
+def run(request: Request) -> None:
+    """Do it.
+
+    Raises:
+        RequestError: something is asked for that there is not.
+        DataError: data are missing or damaged.
+        StoreError: the results cannot be read.
+    """
+    if request.name is None:
+        print(overview())
+        return
+    study = _named(request.name)
+    recipe = request.recipe or study.usual
+    if recipe not in study.recipes:
+        raise RequestError(
+            f"{study.name} has no recipe {recipe!r}: there are {', '.join(study.recipes)}"
+        )
+    device = _device(request.device)
+    store = Store(request.store or usual_store(study))
+    cells = list(study.recipes[recipe]())
+    seeds = study.seeds[recipe] if request.seeds is None else request.seeds
+    meant = _meant(cells, request.only)
+    _Filling(study, recipe, store, device, request).fill(meant, seeds)
+    title = f"{study.name}, recipe {recipe}: {study.claim}"
+    mark = "" if recipe == study.usual else f"-{recipe}"
+    show(study, title, cells, store, store.path.with_name(f"{store.path.stem}{mark}.png"))
+
+
+def overview() -> str:
+    """Every study with its claim and how much of it is done."""
+    lines = []
+    for study in STUDIES.values():
+        store = Store(usual_store(study))
+        lines.append(f"{study.name}: {study.claim}")
+        for name, cells in study.recipes.items():
+            seeds, made = study.seeds[name], cells()
+            done = store.count_done(made, seeds)
+            lines.append(f"  {name:<8}{done} of {len(made) * len(seeds)} trainings done")
+    return "\n".join(lines)
+
+
+def usual_store(study: Study) -> Path:
+    """The file in the source tree, or under ./runs where there is none."""
+    papers = Path(__file__).parents[3] / "papers"
+    if papers.is_dir():
+        return papers / study.paper / "results" / f"{study.name}.jsonl"
+    return Path("runs") / "papers" / f"{study.name}.jsonl"
+
+
+def show(study: Study, title: str, cells: Sequence[Cell], store: Store, path: Path) -> None:
+    """Print the table and what follows from it, and draw the picture, as PNG and SVG."""
+    board = table.Board(cells, store)
+    print(table.render(title, board))
+    if not board.accuracies:
+        return
+    for sentence in study.remarks(board.accuracies):
+        print(sentence)
+    try:
+        picture.save(title, board, path, path.with_suffix(".svg"))
+    except ModuleNotFoundError as error:
+        print(f"no picture: {error.name} is not installed", file=sys.stderr)
+    else:
+        print(f"picture: {path}")
+
+
+class _Filling:
+    """Trains what is missing, in turn, as long as there is time."""
+
+    def __init__(
+        self, study: Study, recipe: str, store: Store, device: torch.device, request: Request
+    ) -> None:
+        self._study, self._recipe, self._store, self._device = study, recipe, store, device
+        self._request = request
+        if request.download:
+            cifar10.download(request.data or Path("data/cifar10"))
+        self._shelf = Shelf(request.data, device)
+
+    def fill(self, cells: Sequence[Cell], seeds: Sequence[int]) -> None:
+        """All cells with the first seed, then with the next."""
+        began, longest = time.monotonic(), 0.0
+        todo = [(cell, seed) for seed in seeds for cell in cells]
+        todo = [(cell, seed) for cell, seed in todo if not self._store.find(cell, seed)]
+        minutes = self._request.minutes
+        for number, (cell, seed) in enumerate(todo, start=1):
+            now = time.monotonic()
+            # No training is begun that would not end in time if it took as long as the longest.
+            if minutes is not None and now - began + longest > 60 * minutes:
+                self._tell(f"time is up: {len(todo) - number + 1} trainings left")
+                return
+            self._store.append(self._train(cell, seed, f"[{number}/{len(todo)}]"))
+            free(self._device)
+            longest = max(longest, time.monotonic() - now)
+
+    def _train(self, cell: Cell, seed: int, number: str) -> Result:
+        self._tell(f"{number} {cell.name}, seed {seed}: {cell.scheme}")
+        recipe, problem = cell.recipe, self._shelf.get(cell.recipe)
+        trainer = Trainer(recipe, _seeded(cell.scheme, seed), problem, seed, self._device)
+        every = max(1, recipe.epochs // 5)
+
+        def tell(look: Look) -> None:
+            if look.epoch % every == 0 or look.epoch == recipe.epochs:
+                self._tell(
+                    f"    epoch {look.epoch:g}/{recipe.epochs}  loss {look.loss:.4f}  "
+                    f"accuracy {look.test_accuracy:.2%}  {look.step / look.seconds:.0f} steps/s"
+                )
+
+        outcome = trainer.run(tell)
+        sent = f"{human_bytes(outcome.sent)} sent per step"
+        how = "" if outcome.captured or self._device.type == "cpu" else ", not captured"
+        self._tell(f"    {'diverged, ' if outcome.diverged else ''}{sent}{how}")
+        return {
+            "schema": SCHEMA,
+            "study": self._study.name,
+            "recipe_name": self._recipe,
+            "cell": cell.name,
+            "scheme": cell.scheme,
+            "seed": seed,
+            "recipe": recipe.to_dict(),
+            **outcome.to_dict(),
+            **self._setting(),
+        }
+
+    def _setting(self) -> dict[str, object]:
+        setting = asdict(Setting.here({}))
+        del setting["arguments"]
+        if self._device.type == "cuda":
+            setting["machine"]["gpu"] = torch.cuda.get_device_name(self._device)
+        setting["versions"]["sparsewire"] = __version__
+        for package in ("numba", "triton"):
+            try:
+                setting["versions"][package] = metadata.version(package)
+            except metadata.PackageNotFoundError:
+                continue
+        return {**setting, "device": self._device.type}
+
+    def _tell(self, line: str) -> None:
+        if not self._request.quiet:
+            print(line, file=sys.stderr, flush=True)
+
+
+def _seeded(text: str, seed: int) -> Scheme | Warmup:
+    """The scheme with random choices of its own for this seed."""
+    scheme = parse(text)
+    if isinstance(scheme, Warmup):
+        return replace(scheme, scheme=replace(scheme.scheme, seed=seed))
+    return replace(scheme, seed=seed)
+
+
+def _named(name: str) -> Study:
+    if name not in STUDIES:
+        near = get_close_matches(name, STUDIES, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(STUDIES)}"
+        raise RequestError(f"there is no study {name!r}: {hint}")
+    return STUDIES[name]
+
+
+def _meant(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
+    chosen = [c for c in cells if not patterns or any(c.is_meant(p) for p in patterns)]
+    if not chosen:
+        raise RequestError(
+            f"no cell is called {' or '.join(patterns)}: there are "
+            f"{', '.join(cell.name for cell in cells)}"
+        )
+    return chosen
+
+
+def _device(name: str | None) -> torch.device:
+    is_there = torch.cuda.is_available()
+    if name == "cuda" and not is_there:
+        raise RequestError("--device cuda: torch sees no GPU here; use --device cpu")
+    return torch.device(name or ("cuda" if is_there else "cpu"))

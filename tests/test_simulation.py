@@ -1,0 +1,96 @@
+"""Simulated workers in flat tensors do what `simulate` does, bit for bit, and count the bytes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import sparsewire as sw
+from sparsewire.adapters.simulation import Simulation
+
+SHAPES = {"a": (40, 50), "bias": (40,), "b": (64, 30)}
+WORKERS = 3
+CPU = torch.device("cpu")
+SCHEMES = [
+    "Dense()",
+    "TopK(0.05)",
+    "Scheme(TopK(0.05), scope='global', values=TwoBit())",
+    "Scheme(Threshold(0.05), seed=3)",
+    "RandomK(0.05)",
+    "RandomK(0.05, shared=False)",
+    "BlockRandomK(0.05)",
+    "BlockRandomK(0.05, shared=True)",
+    "Scheme(TopK(0.05), memory=MomentumCorrection(0.9))",
+    "Scheme(TopK(0.05), memory=ErrorFeedback(dtype='bfloat16'))",
+    "Scheme(RandomK(0.05), memory=NoMemory())",
+    "Warmup(RandomK(0.05), steps=3)",
+    "Warmup(TopK(0.05), steps=4, ease=True)",
+]
+
+
+def gradients(step: int) -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(step)
+    return [
+        {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+        for _ in range(WORKERS)
+    ]
+
+
+def fill(simulation: Simulation, given: list[dict[str, torch.Tensor]]) -> None:
+    for flat, gradient in zip(simulation.gradients, given, strict=True):
+        for span, view in simulation.segments.views(flat):
+            view.copy_(gradient[span.name].flatten())
+
+
+@pytest.mark.parametrize("text", SCHEMES)
+def test_the_same_as_simulate(text: str) -> None:
+    scheme = sw.parse(text)
+    simulation = Simulation(scheme, SHAPES, WORKERS, CPU)
+    zeros = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+    states = [sw.init(scheme, zeros) for _ in range(WORKERS)]
+    for step in range(7):
+        given = gradients(step)
+        fill(simulation, given)
+        simulation.exchange()
+        mean, states = sw.simulate(given, states)
+        for flat in simulation.gradients:
+            for span, view in simulation.segments.views(flat):
+                assert torch.equal(view.view(span.shape), mean[span.name]), (step, span.name)
+    assert not simulation.has_flaw
+    assert not simulation.is_captured
+
+
+@pytest.mark.parametrize("text", ["Dense()", "TopK(0.05)", "RandomK(0.05, shared=False)"])
+def test_bytes_are_those_that_are_explained(text: str) -> None:
+    simulation = Simulation(sw.parse(text), SHAPES, WORKERS, CPU)
+    for step in range(3):
+        fill(simulation, gradients(step))
+        simulation.exchange()
+    assert simulation.sent == simulation.received == sw.explain(text, SHAPES, WORKERS).sent_bytes
+
+
+def test_numbers_that_are_not_finite_are_noticed() -> None:
+    simulation = Simulation(sw.parse("TopK(0.05)"), SHAPES, WORKERS, CPU)
+    fill(simulation, gradients(0))
+    simulation.exchange()
+    assert not simulation.has_flaw
+    simulation.gradients[1][5] = float("nan")
+    simulation.exchange()
+    assert simulation.has_flaw
+
+
+def test_what_is_kept_back_can_be_scaled() -> None:
+    """A rate ten times smaller and memories ten times larger: updates as if γ were inside them."""
+    given = gradients(0)
+    sums = []
+    for rate, factor in ((1.0, 1.0), (0.1, 10.0)):
+        simulation = Simulation(sw.parse("TopK(0.05)"), SHAPES, WORKERS, CPU)
+        fill(simulation, given)
+        simulation.exchange()
+        simulation.scale(factor)
+        for gradient in simulation.gradients:
+            gradient.zero_()
+        simulation.exchange()
+        sums.append(rate * simulation.gradients[0])
+    assert float(sums[0].abs().max()) > 0
+    torch.testing.assert_close(sums[0], sums[1])
