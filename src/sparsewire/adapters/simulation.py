@@ -47,7 +47,8 @@ class Simulation:
         self.segments = scheme.at(0).cut(shapes)
         size = self.segments.size
         self.gradients = [torch.zeros(size, device=device) for _ in range(workers)]
-        self._scheme, self._shapes, self._device = scheme, shapes, device
+        # with its number, as tensors tell it: tables are kept by device
+        self._scheme, self._shapes, self._device = scheme, shapes, self.gradients[0].device
         kept = scheme.memory.kept_as(torch.float32)
         names = {*scheme.memory.fields, LEDGER}
         # Every step reads one page of each worker and writes the other.

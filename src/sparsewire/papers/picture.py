@@ -42,6 +42,8 @@ def draw(title: str, board: Board) -> Figure:
         drawing.plain(panels[2 * band][place], f"{column}\ntest accuracy, %", "")
         drawing.plain(panels[2 * band + 1][place], "training loss", "epoch")
         panels[2 * band + 1][place].set_yscale("log")
+        panels[2 * band + 1][place].yaxis.set_major_formatter("{x:g}")
+        panels[2 * band + 1][place].yaxis.set_minor_formatter("{x:g}")
     for spare in range(len(columns), bands * across):
         for half in range(2):
             panels[2 * (spare // across) + half][spare % across].set_visible(False)

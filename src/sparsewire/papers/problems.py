@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from ..tasks import cifar10, mnist
 from .recipe import Recipe
 
+AnyExamples = TypeVar("AnyExamples", mnist.Examples, cifar10.Examples)
 _TESTED = 1000  # examples looked at together
 
 
@@ -103,7 +105,12 @@ class Shelf:
 
     def _load(self, recipe: Recipe) -> mnist.Data | cifar10.Data:
         if recipe.problem == "mnist":
-            digits = mnist.load(mnist.find(self._folder), recipe.limit)
-            return mnist.Data(digits.train.to(self._device), digits.test.to(self._device))
-        photos = cifar10.load(cifar10.find(self._folder), recipe.limit)
-        return cifar10.Data(photos.train.to(self._device), photos.test.to(self._device))
+            digits = mnist.load(mnist.find(self._folder))
+            return mnist.Data(self._some(digits.train, recipe), self._some(digits.test, recipe))
+        photos = cifar10.load(cifar10.find(self._folder))
+        return cifar10.Data(self._some(photos.train, recipe), self._some(photos.test, recipe))
+
+    def _some(self, examples: AnyExamples, recipe: Recipe) -> AnyExamples:
+        """The first ones, if the recipe has a limit, on the device."""
+        images, labels = examples.images[: recipe.limit], examples.labels[: recipe.limit]
+        return replace(examples, images=images.to(self._device), labels=labels.to(self._device))

@@ -33,7 +33,7 @@ class Recipe:
         looks: how often in an epoch the test set is looked at.
         hidden: widths of the perceptron's layers.
         normalised: the perceptron has layer normalisation.
-        limit: train on the first so many examples only.
+        limit: train and test on the first so many examples only.
     """
 
     problem: Literal["mnist", "cifar10"]

@@ -26,7 +26,7 @@ from . import picture, table
 from .catalogue import STUDIES
 from .problems import Shelf
 from .recipe import Cell, Study
-from .store import SCHEMA, Result, Store
+from .store import SCHEMA, Result, Store, StoreError, usual_path
 from .trainer import Look, Trainer, free
 
 
@@ -68,12 +68,12 @@ def run(request: Request) -> None:
             f"{study.name} has no recipe {recipe!r}: there are {', '.join(study.recipes)}"
         )
     device = _device(request.device)
-    store = Store(request.store or usual_store(study))
+    store = Store(request.store or usual_path(study.paper, study.name))
     cells = list(study.recipes[recipe]())
     seeds = study.seeds[recipe] if request.seeds is None else request.seeds
     meant = _meant(cells, request.only)
     _Filling(study, recipe, store, device, request).fill(meant, seeds)
-    title = f"{study.name}, recipe {recipe}: {study.claim}"
+    title = f"{study.name}, recipe {recipe}"
     mark = "" if recipe == study.usual else f"-{recipe}"
     show(study, title, cells, store, store.path.with_name(f"{store.path.stem}{mark}.png"))
 
@@ -82,31 +82,26 @@ def overview() -> str:
     """Every study with its claim and how much of it is done."""
     lines = []
     for study in STUDIES.values():
-        store = Store(usual_store(study))
+        store = Store(usual_path(study.paper, study.name))
         lines.append(f"{study.name}: {study.claim}")
         for name, cells in study.recipes.items():
-            seeds, made = study.seeds[name], cells()
+            try:
+                seeds, made = study.seeds[name], cells()
+            except StoreError as error:
+                lines.append(f"  {name:<8}{error}")
+                continue
             done = store.count_done(made, seeds)
             lines.append(f"  {name:<8}{done} of {len(made) * len(seeds)} trainings done")
     return "\n".join(lines)
 
 
-def usual_store(study: Study) -> Path:
-    """The file in the source tree, or under ./runs where there is none."""
-    papers = Path(__file__).parents[3] / "papers"
-    if papers.is_dir():
-        return papers / study.paper / "results" / f"{study.name}.jsonl"
-    return Path("runs") / "papers" / f"{study.name}.jsonl"
-
-
 def show(study: Study, title: str, cells: Sequence[Cell], store: Store, path: Path) -> None:
     """Print the table and what follows from it, and draw the picture, as PNG and SVG."""
     board = table.Board(cells, store)
-    print(table.render(title, board))
+    print(f"{title}: {study.claim}\n\n{table.render(board)}")
     if not board.accuracies:
         return
-    for sentence in study.remarks(board.accuracies):
-        print(sentence)
+    print("", *study.remarks(board.accuracies), "", sep="\n")
     try:
         picture.save(title, board, path, path.with_suffix(".svg"))
     except ModuleNotFoundError as error:

@@ -22,6 +22,14 @@ class StoreError(SparsewireError):
     """A file that holds no results."""
 
 
+def usual_path(paper: str, study: str) -> Path:
+    """Where a study's results are kept: in the source tree, or under ./runs where there is none."""
+    papers = Path(__file__).parents[3] / "papers"
+    if papers.is_dir():
+        return papers / paper / "results" / f"{study}.jsonl"
+    return Path("runs") / "papers" / f"{study}.jsonl"
+
+
 class Store:
     """The results in one file, which need not exist yet."""
 

@@ -47,9 +47,9 @@ class Board:
         }
 
 
-def render(title: str, board: Board) -> str:
+def render(board: Board) -> str:
     """Accuracy, then bytes, for people."""
-    parts = [title, _accuracy(board)]
+    parts = [_accuracy(board)]
     if any(board.results.values()):
         parts.append(_traffic(board))
     return "\n\n".join(parts)

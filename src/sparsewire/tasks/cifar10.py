@@ -53,10 +53,6 @@ class Examples:
         border = (0, 0, PADDING, PADDING, PADDING, PADDING)
         return Examples(nn.functional.pad(self.images, border), self.labels)
 
-    def to(self, device: torch.device) -> Examples:
-        """The same on another device."""
-        return Examples(self.images.to(device), self.labels.to(device))
-
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Normalised crops of 32 × 32 pixels, flipped or not, and labels.
 
@@ -143,14 +139,13 @@ def download(folder: Path) -> Path:
     return find(folder)
 
 
-def load(folder: Path, limit: int | None = None) -> Data:
-    """Read and check the six batches in `folder`; train on the first `limit` images only."""
+def load(folder: Path) -> Data:
+    """Read and check the six batches in `folder`."""
     is_binary = (folder / f"{BATCHES[0]}.bin").is_file()
     read = _read_binary if is_binary else _read_python
     *train, test = [read(folder / (f"{name}.bin" if is_binary else name)) for name in BATCHES]
-    images = torch.cat([batch.images for batch in train])[:limit]
-    labels = torch.cat([batch.labels for batch in train])[:limit]
-    return Data(Examples(images, labels), test)
+    images = torch.cat([batch.images for batch in train])
+    return Data(Examples(images, torch.cat([batch.labels for batch in train])), test)
 
 
 def _read_binary(path: Path) -> Examples:
@@ -189,6 +184,8 @@ class _Unpickler(pickle.Unpickler):
             return np.ndarray.__reduce__(np.empty(0))[0]  # numpy's own, wherever it lives
         if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
             return getattr(np, name)
+        if (module, name) == ("_codecs", "encode"):  # bytes, as Python 3 writes them for 2
+            return lambda text, _: text.encode("latin-1")
         raise pickle.UnpicklingError(f"it asks for {module}.{name}")
 
 

@@ -41,10 +41,6 @@ class Examples:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def to(self, device: torch.device) -> Examples:
-        """The same on another device."""
-        return Examples(self.images.to(device), self.labels.to(device))
-
     def batch(self, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The examples `chosen` by index: normalised images and labels."""
         images = self.images[chosen].float().div_(255).sub_(_MEAN).div_(_DEVIATION)

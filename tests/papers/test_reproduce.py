@@ -1,0 +1,223 @@
+"""A study is filled cell by cell, goes on where it stopped, and is shown beside the paper."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sparsewire.cli import main
+from sparsewire.papers import reproduce
+from sparsewire.papers.catalogue import STUDIES
+from sparsewire.papers.recipe import Cell, Place, Recipe, Study
+from sparsewire.papers.reproduce import Request, RequestError
+from sparsewire.papers.store import Store
+from tests.cli.conftest import environment, run
+from tests.tasks import idxfile
+
+RECIPE = Recipe("mnist", 2, 8, 2, "sgd", 0.1, hidden=(16,), looks=2)
+
+
+def cells() -> list[Cell]:
+    return [
+        Cell("dense", "Scheme(Dense())", RECIPE, (("dense", "a"), ("dense", "b")), (98.5, None)),
+        Cell("top-k/a", "Scheme(TopK(0.1))", RECIPE, (("top-k", "a"),), (97.25,)),
+        Cell("top-k/b", "Scheme(TopK(0.2), seed=0)", replace(RECIPE, rate=1e30), (("top-k", "b"),)),
+    ]
+
+
+def remarks(found: Mapping[Place, Sequence[float]]) -> list[str]:
+    return [f"{len(found)} places are filled"]
+
+
+TOY = Study("toy", "toy", "a toy learns", {"short": cells}, {"short": (0, 1)}, remarks)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setitem(STUDIES, "toy", TOY)
+    idxfile.write_mnist(tmp_path / "mnist", 100, 40)
+    return tmp_path
+
+
+@pytest.fixture
+def ask(folder: Path) -> Callable[..., None]:
+    request = Request("toy", device="cpu", data=folder / "mnist", store=folder / "toy.jsonl")
+    return lambda **more: reproduce.run(replace(request, **more))
+
+
+def lines(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "toy.jsonl").read_text().splitlines()]
+
+
+def test_a_study(
+    ask: Callable[..., None], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask(only=("top-k/a", "dense"), seeds=(0,))
+    told = capsys.readouterr()
+    assert "[2/2] top-k/a, seed 0: Scheme(TopK(0.1))" in told.err
+    assert "steps/s" in told.err
+    ask()
+    assert [(line["cell"], line["seed"]) for line in lines(folder)] == [
+        ("dense", 0),
+        ("top-k/a", 0),
+        ("top-k/b", 0),
+        ("dense", 1),
+        ("top-k/a", 1),
+        ("top-k/b", 1),
+    ]
+    table = capsys.readouterr().out.splitlines()
+    dense = next(line for line in table if line.startswith("dense"))
+    finals = [100 * line["test_accuracy"] for line in lines(folder) if line["cell"] == "dense"]
+    said = f"{sum(finals) / 2:.2f} ± {abs(finals[0] - finals[1]) / 2:.2f}"
+    assert dense.count(said) == 2
+    assert any(line.split() == ["paper", "98.50"] for line in table)
+    assert any(line.startswith("top-k") and line.endswith("diverged") for line in table)
+    assert "4 places are filled" in table
+    for ending in ("png", "svg"):
+        assert (folder / f"toy.{ending}").stat().st_size > 5000
+    before = (folder / "toy.jsonl").read_bytes()
+    ask()
+    assert (folder / "toy.jsonl").read_bytes() == before
+
+
+def test_a_result_says_all_that_it_depends_on(ask: Callable[..., None], folder: Path) -> None:
+    ask(only=("top-k/a",), seeds=(1,), quiet=True)
+    (result,) = lines(folder)
+    assert result["study"] == "toy"
+    assert result["scheme"] == "Scheme(TopK(0.1))"
+    assert result["recipe"] == RECIPE.to_dict()
+    assert (result["seed"], result["steps"], result["device"]) == (1, 12, "cpu")
+    assert result["sent"] == result["received"] > 0
+    assert result["dense"] == 784 * 16 * 4 + (16 + 160 + 10) * 4
+    curves = result["curves"]
+    assert curves["epoch"] == [0.5, 1, 1.5, 2]
+    assert curves["test_accuracy"][-1] == result["test_accuracy"]
+    assert curves["loss"][-1] < curves["loss"][0]
+    assert {"torch", "python", "sparsewire"} <= set(result["versions"])
+    assert result["machine"]["cores"] >= 1
+    assert {"commit", "created", "seconds", "steps_per_second"} <= set(result)
+
+
+def test_seeds_differ_and_repeat(ask: Callable[..., None], folder: Path) -> None:
+    ask(only=("top-k/a",))
+    first = [line["curves"]["loss"] for line in lines(folder)]
+    (folder / "toy.jsonl").unlink()
+    ask(only=("top-k/a",))
+    assert [line["curves"]["loss"] for line in lines(folder)] == first
+    assert first[0] != first[1]
+
+
+def test_no_training_begins_that_would_end_too_late(
+    ask: Callable[..., None], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask(minutes=1e-5)  # not even time for one, so the first is tried and no second
+    assert "time is up: 5 trainings left" in capsys.readouterr().err
+    assert len(lines(folder)) == 1
+
+
+def test_an_unfinished_training_is_done_again(
+    ask: Callable[..., None], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*anything: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sparsewire.papers.trainer.Trainer._look", stop)
+        with pytest.raises(KeyboardInterrupt):
+            ask(only=("dense",), seeds=(0,))
+    assert not (folder / "toy.jsonl").exists()
+    ask(only=("dense",), seeds=(0,))
+    assert len(lines(folder)) == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"name": "tow"}, r"no study 'tow': did you mean toy\?"),
+        ({"recipe": "quick"}, "toy has no recipe 'quick': there are short"),
+        ({"only": ("random",)}, "no cell is called random: there are dense, top-k/a, top-k/b"),
+    ],
+)
+def test_what_there_is_not(ask: Callable[..., None], more: dict[str, object], reason: str) -> None:
+    with pytest.raises(RequestError, match=reason):
+        ask(**more)
+
+
+def test_overview(capsys: pytest.CaptureFixture[str]) -> None:
+    reproduce.run(Request())
+    told = capsys.readouterr().out
+    for study in STUDIES.values():
+        assert f"{study.name}: {study.claim}" in told
+    assert "of 78 trainings done" in told
+
+
+def test_command_line(tmp_path: Path) -> None:
+    folder = str(idxfile.write_mnist(tmp_path / "mnist", 400, 50))
+    words = ["reproduce", "aji2017-mnist", "--quick", "--only", "0/plain", "--data", folder]
+    ended = run(*words, "--store", str(tmp_path / "out.jsonl"))
+    assert ended.returncode == 0, ended.stderr
+    assert "[1/1] 0/plain, seed 0: Scheme(Dense())" in ended.stderr
+    assert "0 % dropped" in ended.stdout
+    assert (tmp_path / "out-quick.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["aji2017"], "there is no study 'aji2017': did you mean aji2017-mnist?"),
+        (["aji2017-mnist", "--quick", "--recipe", "paper"], "exclude each other"),
+        (["aji2017-mnist", "--minutes", "-1"], "--minutes must be at least 0"),
+    ],
+)
+def test_mistakes_on_the_command_line(
+    words: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", *words]) == 2
+    assert reason in capsys.readouterr().err
+
+
+BARE = """
+import runpy, sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"rich", "tyro", "matplotlib"}:
+            raise ModuleNotFoundError(f"{name} is blocked", name=name)
+
+sys.meta_path.insert(0, Blocker())
+sys.argv[0] = "reproduce"
+runpy.run_module("sparsewire.papers", run_name="__main__")
+"""
+
+
+def test_torch_alone_is_enough(tmp_path: Path) -> None:
+    folder = str(idxfile.write_mnist(tmp_path / "mnist", 400, 50))
+    store = tmp_path / "out.jsonl"
+    words = [
+        "aji2017-mnist",
+        "--quick",
+        "--only",
+        "0/plain",
+        "--data",
+        folder,
+        "--store",
+        str(store),
+    ]
+    ended = subprocess.run(
+        [sys.executable, "-c", BARE, *words],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "0 % dropped" in ended.stdout
+    assert "no picture: matplotlib is not installed" in ended.stderr
+    assert len(Store(store)._results) == 1

@@ -1,0 +1,76 @@
+"""Results stay on file, count for what they were trained for, and survive a cut-off line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sparsewire.papers.recipe import Cell, Recipe
+from sparsewire.papers.store import SCHEMA, Store, StoreError
+
+RECIPE = Recipe("mnist", 2, 8, 1, "sgd", 0.1, hidden=(8,), drops=(1, 2))
+CELL = Cell("a/b", "Scheme(TopK(0.01))", RECIPE, (("row", "column"),))
+
+
+def result(seed: int, accuracy: float) -> dict[str, object]:
+    return {
+        "schema": SCHEMA,
+        "cell": CELL.name,
+        "scheme": CELL.scheme,
+        "recipe": RECIPE.to_dict(),
+        "seed": seed,
+        "test_accuracy": accuracy,
+    }
+
+
+def test_what_is_appended_is_found_again(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "results.jsonl"
+    store = Store(path)
+    assert store.find(CELL, 0) is None
+    store.append(result(1, 0.5))
+    store.append(result(0, 0.123456789))
+    store.append(result(1, 0.75))
+    for seen in (store, Store(path)):
+        assert [r["test_accuracy"] for r in seen.find_all(CELL)] == [0.123457, 0.75]
+        assert seen.count_done([CELL], [0, 1, 2]) == 2
+    assert len(path.read_text().splitlines()) == 3
+
+
+def test_another_scheme_or_recipe_is_another_training(tmp_path: Path) -> None:
+    store = Store(tmp_path / "results.jsonl")
+    store.append(result(0, 0.5))
+    assert store.find(replace(CELL, name="renamed"), 0) is not None
+    assert store.find(replace(CELL, scheme="Scheme(TopK(0.02))"), 0) is None
+    assert store.find(replace(CELL, recipe=replace(RECIPE, epochs=2)), 0) is None
+
+
+def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    Store(path).append(result(0, 0.5))
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[: len(whole) // 2])
+    store = Store(path)
+    assert store.count_done([CELL], [0]) == 1
+    store.append(result(1, 0.6))
+    assert [r["seed"] for r in Store(path).find_all(CELL)] == [0, 1]
+
+
+def test_numbers_that_are_not_finite_become_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    Store(path).append({**result(0, 0.5), "loss": [float("nan"), float("inf"), 1.0]})
+    found = Store(path).find(CELL, 0)
+    assert found is not None
+    assert found["loss"] == [None, None, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [("something else\n", "holds no results"), ('{"schema": 99}\n', "line 1 .* has schema 99")],
+)
+def test_other_files_are_refused(tmp_path: Path, content: str, reason: str) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text(content)
+    with pytest.raises(StoreError, match=reason):
+        Store(path)

@@ -1,0 +1,144 @@
+"""The studies hold what the papers did: schemes, recipes, published numbers, and what is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import sparsewire as sw
+from sparsewire.papers import aji2017, eghlidi2020
+from sparsewire.papers.catalogue import STUDIES
+from sparsewire.papers.recipe import Cell, Place, Study
+from sparsewire.papers.store import SCHEMA, Store, StoreError
+
+MADE = [
+    pytest.param(study, name, id=f"{study.name} {name}")
+    for study in STUDIES.values()
+    for name in study.recipes
+    if name != "tuned"  # which needs results
+]
+
+
+def with_known_parts(scheme: str) -> str:
+    return scheme.replace("Sharded(pull_ratio=1.0)", "AllGather()").replace(
+        "Sharded()", "AllGather()"
+    )
+
+
+@pytest.mark.parametrize(("study", "recipe"), MADE)
+def test_cells(study: Study, recipe: str) -> None:
+    cells = study.recipes[recipe]()
+    names = [cell.name for cell in cells]
+    assert len(set(names)) == len(names)
+    places = [place for cell in cells for place in cell.places]
+    assert len(set(places)) == len(places)
+    trainings = {(cell.scheme, cell.recipe) for cell in cells}
+    assert len(trainings) == len(cells), "two cells would share one result"
+    assert study.seeds[recipe]
+    for cell in cells:
+        sw.parse(with_known_parts(cell.scheme))
+
+
+def test_mnist_is_trained_as_in_the_paper() -> None:
+    cells = aji2017.paper()
+    assert len(cells) == 26
+    for cell in cells:
+        recipe = cell.recipe
+        assert (recipe.hidden, recipe.workers, recipe.batch) == ((4096, 4096, 4096), 4, 40)
+        assert (recipe.optimizer, recipe.rate, recipe.epochs) == ("adagrad", 0.005, 20)
+    by_name = {cell.name: cell.scheme for cell in cells}
+    assert by_name["99.9/global/layernorm/pull-sparse"] == (
+        "Scheme(Threshold(0.001), collective=Sharded(), scope='global')"
+    )
+    assert by_name["90/local/plain/pull-dense"] == (
+        "Scheme(Threshold(0.1), collective=Sharded(pull_ratio=1.0))"
+    )
+
+
+def test_table_1_is_trained_as_in_the_paper() -> None:
+    cells = {cell.name: cell for cell in eghlidi2020.paper()}
+    assert len(cells) == 4 + 2 * (3 + 3 * 5)
+    block = cells["block-random-k-reduce/global/8"]
+    assert block.scheme == "Scheme(BlockRandomK(0.01, shared=True), scope='global')"
+    assert block.published == (78.11,)
+    assert block.recipe.rate == pytest.approx(0.08)
+    top = cells["top-k/layer/4"].recipe
+    assert (top.epochs, top.batch, top.drops) == (300, 128, (150, 250))
+    assert (top.rate, top.momentum, top.weight_decay) == (pytest.approx(0.4), 0.9, 1e-4)
+    assert cells["standard/2"].places == (
+        ("Standard SGD", "layer, W=2"),
+        ("Standard SGD", "global, W=2"),
+    )
+    assert cells["random-k-gather/layer/1"].published == (93.43, 93.43)
+
+
+def test_short_recipe_takes_the_same_steps_whatever_the_number_of_workers() -> None:
+    for cell in eghlidi2020.short():
+        assert cell.recipe.batch * cell.recipe.workers == 128
+        assert cell.recipe.rate == (0.01 if "/global/" in cell.name else 0.1)
+        assert cell.recipe.drops == (15, 25)
+
+
+def everything(cells: list[Cell], better: float = 0.0) -> dict[Place, list[float]]:
+    """The paper's own table, with all of it but the dense row `better`."""
+    return {
+        place: [number + (better if place[0] != eghlidi2020.STANDARD else 0.0)]
+        for cell in cells
+        for place, number in zip(cell.places, cell.published, strict=True)
+        if number is not None
+    }
+
+
+def test_the_papers_own_numbers_reproduce_it() -> None:
+    said = eghlidi2020.remarks(everything(eghlidi2020.paper()))
+    assert said[0] == "layer-wise at least as good as global: holds in 20 of 20 pairs"
+    assert "top-k at least as good as random-k: holds in 12 of 16 pairs" in said[1]
+    assert said[3].endswith("all-gather at least as good as all-reduce: holds in 6 of 6 pairs")
+    assert len(said) == 4 + 5
+    assert all(": reproduced" in sentence for sentence in said[4:])
+    said = eghlidi2020.remarks(everything(eghlidi2020.paper(), better=-5))
+    assert all(": not reproduced" in sentence for sentence in said[4:])
+
+
+def test_what_is_not_there_is_not_judged() -> None:
+    said = eghlidi2020.remarks({("Top-k", "layer, W=1"): [90.0]})
+    assert said[0].endswith("not tested yet")
+    assert len(said) == 4
+
+
+def test_dropping_is_judged_against_dense_training_of_the_same_model() -> None:
+    found = {
+        ("0 % dropped", "plain, pull-sparse"): [98.0, 98.2],
+        ("99 % dropped, local", "plain, pull-sparse"): [98.0, 97.95],
+        ("99.9 % dropped, local", "plain, pull-sparse"): [97.0, 97.2],
+        ("99 % dropped, local", "layernorm, pull-sparse"): [98.0, 97.95],
+    }
+    assert aji2017.remarks(found) == [
+        "99 % dropped, local, plain, pull-sparse: no loss that the seeds could tell",
+        "99.9 % dropped, local, plain, pull-sparse: 1.00 points behind dense",
+    ]
+
+
+def test_the_best_rate_is_taken(tmp_path: Path) -> None:
+    store = Store(tmp_path / "rates.jsonl")
+    with pytest.raises(StoreError, match="eghlidi2020-rates"):
+        eghlidi2020.best_rates(store)
+    for cell in eghlidi2020.rates():
+        best = 0.03 if "top-k/global" in cell.name else 0.1
+        store.append(
+            {
+                "schema": SCHEMA,
+                "scheme": cell.scheme,
+                "recipe": cell.recipe.to_dict(),
+                "seed": 0,
+                "diverged": cell.recipe.rate == 0.3,
+                "test_accuracy": 0.99
+                if cell.recipe.rate == 0.3
+                else 0.9 - abs(best - cell.recipe.rate),
+            }
+        )
+    rates = eghlidi2020.best_rates(store)
+    assert rates["Top-k", "global"] == 0.03
+    assert rates["Top-k", "layer"] == 0.1
+    assert len(rates) == 11
