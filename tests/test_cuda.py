@@ -5,10 +5,12 @@ Also runs without pytest, on machines that only have torch: python -m tests.test
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
 import traceback
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -17,9 +19,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import sparsewire as sw
+from sparsewire.adapters import capture
+from sparsewire.adapters.simulation import Simulation
 from sparsewire.desk import Call
 from sparsewire.engine import Exchange, Finding, Unsound, agree
 from sparsewire.meter import Meter
+from sparsewire.papers.problems import Cifar10, Mnist
+from sparsewire.papers.recipe import Recipe
+from sparsewire.papers.trainer import Trainer
+from sparsewire.tasks import cifar10, mnist
 
 SCHEMES = [
     f"Scheme({selector}, scope={scope})"
@@ -151,6 +159,82 @@ def test_an_exchange_waits_for_nothing_and_can_be_captured() -> None:
                 assert torch.equal(one, other), f"{scheme}, step {step}"
             for workers in (eager, captured):
                 workers.turn()
+
+
+@contextlib.contextmanager
+def _never_captured() -> Iterator[None]:
+    usual, capture.EAGER = capture.EAGER, -1
+    try:
+        yield
+    finally:
+        capture.EAGER = usual
+
+
+def test_a_captured_simulation_does_what_an_eager_one_does() -> None:
+    for scheme in (*CAPTURED, "RandomK(0.05, shared=False)", "Warmup(TopK(0.05), steps=3)"):
+        captured = Simulation(sw.parse(scheme), SHAPES, 3, torch.device("cuda"))
+        with _never_captured():
+            eager = Simulation(sw.parse(scheme), SHAPES, 3, torch.device("cuda"))
+            eager.exchange()
+        captured.exchange()
+        for step in range(1, 24):
+            generator = torch.Generator().manual_seed(step)
+            for one, other in zip(eager.gradients, captured.gradients, strict=True):
+                one.copy_(torch.randn(one.shape, generator=generator))
+                other.copy_(one)
+            with _never_captured():
+                eager.exchange()
+            captured.exchange()
+            for one, other in zip(eager.gradients, captured.gradients, strict=True):
+                assert torch.equal(one, other), f"{scheme}, step {step}"
+        assert captured.is_captured, scheme
+        assert not eager.is_captured
+        assert not captured.has_flaw
+
+
+def test_training_is_captured_and_does_what_it_does_on_the_cpu() -> None:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (400, 784), generator=generator, dtype=torch.uint8)
+    labels = images[:, :100].long().sum(1) % 10
+    recipe = Recipe(
+        "mnist",
+        3,
+        8,
+        2,
+        "sgd",
+        0.05,
+        momentum=0.9,
+        drops=(1,),
+        precision="float32",
+        hidden=(64, 64),
+    )
+    weights = []
+    for device in (torch.device("cpu"), torch.device("cuda")):
+        examples = mnist.Examples(images.to(device), labels.to(device))
+        problem = Mnist(mnist.Data(examples, examples), recipe)
+        trainer = Trainer(recipe, sw.parse("Scheme(TopK(0.05), whole=100)"), problem, 0, device)
+        outcome = trainer.run(lambda look: None)
+        assert outcome.captured == (device.type == "cuda")
+        weights.append(trainer.weights.detach().cpu())
+    # sums in another order may choose other coordinates: most weights agree, not all to a hair
+    apart = (weights[0] - weights[1]).norm() / weights[0].norm()
+    assert float(apart) < 1e-3
+
+
+def test_batch_norm_is_captured() -> None:
+    recipe = Recipe("cifar10", 4, 8, 2, "sgd", 0.01, momentum=0.9, precision="bfloat16")
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (640, 32, 32, 3), generator=generator, dtype=torch.uint8).cuda()
+    examples = cifar10.Examples(images, torch.arange(640).cuda() % 10)
+    problem = Cifar10(cifar10.Data(examples, examples))
+    device = torch.device("cuda")
+    trainer = Trainer(recipe, sw.parse("BlockRandomK(0.01)"), problem, 0, device)
+    outcome = trainer.run(lambda look: None)
+    assert outcome.captured
+    assert outcome.steps == 40
+    assert not outcome.diverged
+    counted = [int(b) for n, b in trainer.model.named_buffers() if n.endswith("batches_tracked")]
+    assert set(counted) == {40}
 
 
 def test_numbers_that_are_not_finite_are_told_at_the_end() -> None:

@@ -458,6 +458,7 @@ examples:
   sparsewire reproduce
   sparsewire reproduce aji2017-mnist --quick
   sparsewire reproduce aji2017-mnist --only "99/*" --seeds 0 --minutes 10
+  sparsewire reproduce eghlidi2020-table1 --only top-k standard --data cifar-10-batches-bin
 """
 
 Command = (

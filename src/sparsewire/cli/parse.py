@@ -35,6 +35,7 @@ examples:
   sparsewire explain "TopK(0.01)" --params 11e6 --workers 8
   sparsewire bench step --model resnet18 --rate 1gbit
   sparsewire lab --hosts 4 --rate 1gbit -- sparsewire train mnist
+  sparsewire reproduce aji2017-mnist --quick
 """
 _GROUP_HELP = """usage: sparsewire {group} COMMAND [OPTIONS]
 
