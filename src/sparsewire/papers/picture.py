@@ -26,6 +26,8 @@ def save(title: str, board: Board, *paths: Path) -> None:
 
 def draw(title: str, board: Board) -> Figure:
     """A line for each row, the mean over seeds, with their range shaded."""
+    from matplotlib.ticker import LogLocator
+
     columns = [c for c in board.columns if any(board.results.get((r, c)) for r in board.rows)]
     across = min(_ACROSS, len(columns))
     bands = -(-len(columns) // across)
@@ -41,14 +43,17 @@ def draw(title: str, board: Board) -> Figure:
                 _draw_line(panels[2 * band + 1][place], results, "loss", 1, row, name)
         drawing.plain(panels[2 * band][place], f"{column}\ntest accuracy, %", "")
         drawing.plain(panels[2 * band + 1][place], "training loss", "epoch")
-        panels[2 * band + 1][place].set_yscale("log")
+        panels[2 * band + 1][place].set_yscale("log", subs=())
+        panels[2 * band + 1][place].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         panels[2 * band + 1][place].yaxis.set_major_formatter("{x:g}")
-        panels[2 * band + 1][place].yaxis.set_minor_formatter("{x:g}")
     for spare in range(len(columns), bands * across):
         for half in range(2):
             panels[2 * (spare // across) + half][spare % across].set_visible(False)
-    handles, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower left", ncols=3, frameon=False, fontsize=9)
+    named = {line.get_label(): line for panel in panels.flat for line in panel.get_lines()}
+    named = {name: named[name] for name in board.rows if name in named}
+    figure.legend(
+        named.values(), named, loc="outside lower left", ncols=3, frameon=False, fontsize=9
+    )
     return figure
 
 
