@@ -23,6 +23,11 @@ SCHEMES = [
     "Scheme(TopK(0.05), memory=MomentumCorrection(0.9))",
     "Scheme(TopK(0.05), memory=ErrorFeedback(dtype='bfloat16'))",
     "Scheme(RandomK(0.05), memory=NoMemory())",
+    "Scheme(TopK(0.05), collective=Sharded())",
+    "Scheme(Threshold(0.05), values=TwoBit(), collective=Sharded(0.1))",
+    "Scheme(BlockRandomK(0.05), collective=Sharded(1.0))",
+    "Scheme(TopK(0.05), memory=NoMemory(), collective=Sharded())",
+    "Warmup(Scheme(TopK(0.05), collective=Sharded()), steps=3)",
     "Warmup(RandomK(0.05), steps=3)",
     "Warmup(TopK(0.05), steps=4, ease=True)",
 ]

@@ -6,6 +6,7 @@ exchange of all workers is one launch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,12 +17,14 @@ from .. import kernels
 from ..desk import Call
 from ..engine import Exchange, Finding, agree
 from ..groups.simulated import SimulatedGroup
+from ..kernels.cards import owned
 from ..memory import LEDGER
 from ..message import FINE
 from ..meter import Meter
 from ..scheme import AnyScheme, Scheme
 from ..segments import Segments, Shape
 from ..selectors import Draw, Selector
+from ..shards import OWNED
 from .capture import Captured
 
 # What is captured repeats the random numbers that are drawn inside it: where Threshold's sample
@@ -59,6 +62,10 @@ class Simulation:
             ]
             for _ in range(2)
         ]
+        for pages in self._pages if scheme.at(2**62).collective.fields else []:
+            for rank, page in enumerate(pages):
+                owns = sum(owned(n, math.prod(s), rank, workers) for n, s in shapes.items())
+                page[OWNED] = torch.zeros(owns + 1, dtype=kept, device=device)
         self._flaw = torch.zeros((), dtype=torch.bool, device=device)
         self._phase: _Phase | None = None
 
@@ -75,7 +82,9 @@ class Simulation:
     def scale(self, factor: float) -> None:
         """Multiply what is kept back, for another learning rate: by the old over the new."""
         for fields in self._pages[self.step % 2]:
-            fields[LEDGER].mul_(factor)
+            for name in (LEDGER, OWNED):
+                if name in fields:
+                    fields[name].mul_(factor)
 
     def exchange(self) -> None:
         """Replace every worker's gradient by the mean of what they all send."""
@@ -128,7 +137,7 @@ class _Phase:
         before, after = whole._pages[step % 2], whole._pages[1 - step % 2]
         runs = []
         for rank, exchange in enumerate(self._exchanges):
-            kept = {name: before[rank][name] for name in self.scheme.memory.fields}
+            kept = {name: before[rank][name] for name in self.scheme.fields}
             call = Call(step, rank, len(self._exchanges))
             gradient = whole.gradients[rank]
             runs.append(exchange.run(gradient, kept, after[rank], call, meters[rank]))
@@ -158,6 +167,10 @@ class _Drawn(Selector):
     @property
     def shared(self) -> bool:  # type: ignore[override]
         return self.selector.shared
+
+    @property
+    def clustered(self) -> bool:  # type: ignore[override]
+        return self.selector.clustered
 
     def __repr__(self) -> str:
         return repr(self.selector)
