@@ -58,6 +58,15 @@ SCHEMES += [
     for selector in ("TopK", "Threshold", "RandomK")
     for indices in ("EliasFano", "Bitmap", "Int32")
 ]
+SCHEMES += [
+    f"Scheme({selector}(0.05), collective=Sharded({ratio}), values={values}, scope={scope})"
+    for selector, values in (
+        ("TopK", "Float32()"),
+        ("Threshold", "TwoBit()"),
+        ("BlockRandomK", "BFloat16()"),
+    )
+    for scope, ratio in (("'layer'", ""), ("'global'", "0.1"), ("500", "1.0"))
+]
 SHAPES = {"a": (300, 100), "b": (77,), "c": (50, 50, 3), "d": ()}
 
 if "pytest" in sys.modules:
