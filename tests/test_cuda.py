@@ -104,9 +104,16 @@ class Workers:
         self.exchange = Exchange(chosen, chosen.cut(SHAPES))
         length = self.exchange.segments.size
         self.gradients = [torch.zeros(length, device="cuda") for _ in range(size)]
-        blank = torch.zeros(length + 1, device="cuda")
-        self.pages = [[blank.clone(), blank.clone()] for _ in range(size)]
+        self.pages = [[self._page(rank, size) for _ in range(2)] for rank in range(size)]
         self.meters = [Meter() for _ in range(size)]
+
+    def _page(self, rank: int, size: int) -> dict[str, torch.Tensor]:
+        """What a rank remembers."""
+        lengths = {"residual": self.exchange.segments.size}
+        shard = self.exchange.shard(rank, size)
+        if shard is not None:
+            lengths["owned"] = shard.size
+        return {field: torch.zeros(n + 1, device="cuda") for field, n in lengths.items()}
 
     def fill(self, step: int) -> None:
         generator = torch.Generator().manual_seed(step)
@@ -116,7 +123,7 @@ class Workers:
     def meet(self) -> list[Finding]:
         runs = []
         for rank, (gradient, pages) in enumerate(zip(self.gradients, self.pages, strict=True)):
-            before, after = ({"residual": page} for page in pages)
+            before, after = pages
             call = Call(7, rank, len(self.gradients))
             runs.append(self.exchange.run(gradient, before, after, call, self.meters[rank]))
         return sw.SimulatedGroup(len(runs)).drive(runs, self.meters)
@@ -127,7 +134,8 @@ class Workers:
 
     def turn(self) -> None:
         for before, after in self.pages:
-            before.copy_(after)
+            for field, kept in before.items():
+                kept.copy_(after[field])
 
 
 CAPTURED = (
@@ -138,6 +146,9 @@ CAPTURED = (
     "BlockRandomK(0.05)",
     "Scheme(RandomK(0.05), values=QSGD())",
     "Dense()",
+    "Scheme(TopK(0.05), collective=Sharded())",
+    "Scheme(Threshold(0.05), values=TwoBit(), scope='global', collective=Sharded(0.1))",
+    "Scheme(BlockRandomK(0.05), collective=Sharded(1.0))",
 )
 
 
