@@ -56,36 +56,24 @@ class EliasFano(IndexCodec):
         spacing = segments.size // max(1, segments.room)
         return max(0, spacing.bit_length() - 1)
 
-    def _flags(self, segments: Segments) -> int:
-        return segments.room + (segments.size >> self.low_bits(segments)) + 1
-
     def nbytes(self, segments: Segments) -> int:
         if not segments.room:
             return 0
-        low = bits.packed_bytes(segments.room, self.low_bits(segments))
-        return low + bits.packed_bytes(self._flags(segments), 1)
+        width = self.low_bits(segments)
+        flags = bits.ascending_flags(segments.room, segments.size, width)
+        return bits.packed_bytes(segments.room, width) + bits.packed_bytes(flags, 1)
 
     def encode(self, indices: Tensor, segments: Segments) -> Tensor:
         if not segments.room:
             return torch.empty(0, dtype=torch.uint8, device=indices.device)
-        width = self.low_bits(segments)
         kernel = kernels.on(indices.device)
-        high = (indices >> width).add_(_numbers(segments, indices.device))
-        flags = kernel.set_flags(high, self._flags(segments))
-        return torch.cat([kernel.pack(indices, width), flags])
+        return kernel.write_ascending(indices, self.low_bits(segments), segments)
 
     def decode(self, data: Tensor, segments: Segments) -> Tensor:
         if not segments.room:
             return torch.empty(0, dtype=torch.int64, device=data.device)
-        width = self.low_bits(segments)
-        split = bits.packed_bytes(segments.room, width)
         kernel = kernels.on(data.device)
-        flags = kernel.find_flags(data[split:], segments.room + 1)
-        high = flags[:-1] - _numbers(segments, data.device)
-        indices = high.bitwise_left_shift_(width).add_(
-            kernel.unpack(data[:split], segments.room, width)
-        )
-        return _exactly(indices, flags[-1] == 8 * data[split:].numel(), segments)
+        return kernel.read_ascending(data, self.low_bits(segments), segments)
 
 
 @dataclass(frozen=True, repr=False)
@@ -111,7 +99,9 @@ class Bitmap(IndexCodec):
         flags = kernels.on(data.device).find_flags(data, segments.room + 1)
         # flags between `size` and `end` stand for no coordinate: they stay, and are out of range
         indices = flags[:-1].masked_fill(flags[:-1] == end, segments.size)
-        return _exactly(indices, flags[-1] == end, segments)
+        # out of range if there were more of them than room
+        indices[-1] = torch.where(flags[-1] == end, indices[-1], segments.size + 1)
+        return indices
 
 
 @dataclass(frozen=True, repr=False)
@@ -149,21 +139,6 @@ class Implied(IndexCodec):
 
     def decode(self, data: Tensor, segments: Segments) -> Tensor:
         raise NotImplementedError("implied indices come from the selector")
-
-
-def _numbers(segments: Segments, device: torch.device) -> Tensor:
-    """0, 1, 2 … for every slot, kept for every later step."""
-    key = ("numbers", device)
-    if key not in segments.scratch:
-        segments.scratch[key] = torch.arange(segments.room, device=device)
-    numbers: Tensor = segments.scratch[key]
-    return numbers
-
-
-def _exactly(indices: Tensor, is_all: Tensor, segments: Segments) -> Tensor:
-    """The indices; out of range if there were more of them than room."""
-    indices[-1] = torch.where(is_all, indices[-1], segments.size + 1)
-    return indices
 
 
 ALL: tuple[type[IndexCodec], ...] = (EliasFano, Bitmap, Int32, Implied)

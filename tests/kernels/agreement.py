@@ -426,6 +426,29 @@ def check_find_flags(kernels: Kernels, device: torch.device, size: int) -> None:
                 )
 
 
+def check_ascending(kernels: Kernels, device: torch.device, size: int) -> None:
+    """What is written and read back, and read of bytes that nobody wrote."""
+    generator = torch.Generator().manual_seed(0)
+    for where, segments in layouts(size).items():
+        if not segments.room:
+            continue
+        for width in (0, 1, 6, 8, 9, 17):
+            case = f"{where}, width {width}"
+            for indices, _ in messages(segments, 2):
+                ours = reference.write_ascending(indices, width, segments)
+                theirs = kernels.write_ascending(indices.to(device), width, segments)
+                same(ours, theirs, f"written, {case}")
+                same(indices, kernels.read_ascending(theirs, width, segments), f"read, {case}")
+            for bits in (0, 1, 17, 255):
+                data = torch.randint(0, 256, ours.shape, dtype=torch.uint8, generator=generator)
+                data &= bits
+                same(
+                    reference.read_ascending(data, width, segments),
+                    kernels.read_ascending(data.to(device), width, segments),
+                    f"bytes & {bits}, {case}",
+                )
+
+
 def check_narrow(kernels: Kernels, device: torch.device, size: int) -> None:
     generator = torch.Generator().manual_seed(0)
     largest = torch.finfo(torch.float32).max
@@ -551,6 +574,7 @@ CHECKS: tuple[Check, ...] = (
     check_unpack_random_bytes,
     check_set_flags,
     check_find_flags,
+    check_ascending,
     check_narrow,
     check_digest,
     check_is_ascending,

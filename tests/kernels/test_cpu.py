@@ -108,6 +108,12 @@ def test_any_bytes(content: bytes, count: int, width: int) -> None:
     assert torch.equal(cpu.unpack(data, fits, width), reference.unpack(data, fits, width))
     with pytest.raises(ValueError, match="too few"):
         cpu.unpack(data, fits + 1, width)
+    if fits:
+        segments = agreement.cut([(4 * fits,)], 0.25)
+        ours, theirs = (k.read_ascending(data, width, segments) for k in (reference, cpu))
+        assert torch.equal(ours, theirs)
+    with pytest.raises(ValueError, match="too few"):
+        cpu.read_ascending(data, width, agreement.cut([(4 * fits + 4,)], 0.25))
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=30), st.integers(1, 40))

@@ -293,6 +293,7 @@ def test_no_call_waits_for_the_device(cuda: Kernels) -> None:
         cuda.put_back(ledger[1], taken.indices, taken.values, segments)
         cuda.unpack(cuda.pack(indices, 17), indices.numel(), 17)
         cuda.find_flags(cuda.set_flags(indices, segments.size), indices.numel())
+        cuda.read_ascending(cuda.write_ascending(taken.indices, 6, segments), 6, segments)
         cuda.digest(data, 3)
         cuda.is_ascending(indices, segments.size)
         cuda.narrow(addend, flat.bfloat16(), 3)

@@ -135,6 +135,16 @@ class Kernels(Protocol):
         Where there are fewer, the rest is 8·len(data), the position behind the last flag.
         """
 
+    def write_ascending(self, indices: Tensor, width: int, segments: Segments) -> Tensor:
+        """`segments.room` ascending indices as Elias and Fano write them: the low `width` bits of
+        each, packed, then flags, of which index number n sets the one at n + (index >> width)."""
+
+    def read_ascending(self, data: Tensor, width: int, segments: Segments) -> Tensor:
+        """The indices again, as int64; of damaged bytes any numbers.
+
+        If there are more of them than room, the last one is out of range.
+        """
+
     def digest(self, data: Tensor, key: int) -> Tensor:
         """64 bits that change when any bit of `data` (whole words of eight bytes) or `key` does."""
 
@@ -205,6 +215,7 @@ def _try_all(kernels: Kernels, device: torch.device) -> None:
     for width in (1, 2, 6):
         kernels.unpack(kernels.pack(indices, width), indices.numel(), width)
     kernels.find_flags(kernels.set_flags(indices, size), indices.numel() + 1)
+    kernels.read_ascending(kernels.write_ascending(indices, 3, segments), 3, segments)
     kernels.digest(indices.view(torch.uint8), 0)
     kernels.is_ascending(indices, size)
     whole = torch.zeros(16, dtype=torch.uint8, device=device)

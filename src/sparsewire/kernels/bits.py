@@ -17,6 +17,11 @@ def packed_bytes(count: int, width: int) -> int:
     return -(-count // 8) * width
 
 
+def ascending_flags(count: int, size: int, width: int) -> int:
+    """Flags that say what `count` ascending indices up to `size` are above their low bits."""
+    return count + (size >> width) + 1
+
+
 def pack(values: Tensor, width: int) -> Tensor:
     """The low `width` bits of integers as `packed_bytes` bytes."""
     groups = -(-values.numel() // 8)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import Taken, counter
-from .bits import find_flags, pack, set_flags, unpack
+from .bits import ascending_flags, find_flags, pack, packed_bytes, set_flags, unpack
 from .cards import CARD, rotation
 from .counter import below, fold, join, mix, name_key, signed, stream
 
@@ -34,9 +34,11 @@ __all__ = [
     "pack",
     "put_back",
     "random_k",
+    "read_ascending",
     "set_flags",
     "top_k",
     "unpack",
+    "write_ascending",
 ]
 
 
@@ -279,6 +281,44 @@ def narrow(wide: Tensor, narrow: Tensor, key: int) -> None:
     is_finite = (rounded & 0x7F800000) != 0x7F800000
     rounded = torch.where(is_finite, rounded, bits)
     narrow.copy_((rounded >> 16).to(torch.int16).view(torch.bfloat16))
+
+
+def write_ascending(
+    indices: Tensor,
+    width: int,
+    segments: Segments,
+    pack: Callable[[Tensor, int], Tensor] = pack,
+    set_flags: Callable[[Tensor, int], Tensor] = set_flags,
+) -> Tensor:
+    high = (indices >> width).add_(_numbers(segments, indices.device))
+    flags = set_flags(high, ascending_flags(segments.room, segments.size, width))
+    return torch.cat([pack(indices, width), flags])
+
+
+def read_ascending(
+    data: Tensor,
+    width: int,
+    segments: Segments,
+    unpack: Callable[[Tensor, int, int], Tensor] = unpack,
+    find_flags: Callable[[Tensor, int], Tensor] = find_flags,
+) -> Tensor:
+    split = packed_bytes(segments.room, width)
+    flags = find_flags(data[split:], segments.room + 1)
+    high = flags[:-1] - _numbers(segments, data.device)
+    low = unpack(data[:split], segments.room, width)
+    indices = high.bitwise_left_shift_(width).add_(low)
+    is_all = flags[-1] == 8 * (data.numel() - split)
+    indices[-1] = torch.where(is_all, indices[-1], segments.size + 1)
+    return indices
+
+
+def _numbers(segments: Segments, device: torch.device) -> Tensor:
+    """0, 1, 2 … for every slot, kept for every later step."""
+    key = ("numbers", device)
+    if key not in segments.scratch:
+        segments.scratch[key] = torch.arange(segments.room, device=device)
+    numbers: Tensor = segments.scratch[key]
+    return numbers
 
 
 def digest(data: Tensor, key: int) -> Tensor:

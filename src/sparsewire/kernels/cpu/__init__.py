@@ -8,7 +8,18 @@ walked over again. Threads share out the tiles; nothing depends on their number.
 
 from __future__ import annotations
 
-from .coding import digest, find_flags, inspect, is_ascending, narrow, pack, set_flags, unpack
+from .coding import (
+    digest,
+    find_flags,
+    inspect,
+    is_ascending,
+    narrow,
+    pack,
+    read_ascending,
+    set_flags,
+    unpack,
+    write_ascending,
+)
 from .dealing import collect, deal
 from .draws import block_random_k, random_k
 from .sums import add_up, put_back
@@ -29,7 +40,9 @@ __all__ = [
     "pack",
     "put_back",
     "random_k",
+    "read_ascending",
     "set_flags",
     "top_k",
     "unpack",
+    "write_ascending",
 ]

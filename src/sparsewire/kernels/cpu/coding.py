@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .. import reference
-from ..bits import packed_bytes
+from ..bits import ascending_flags, packed_bytes
 from ..counter import mix_int
 from .jit import GAMMA, Array, array, jit, mix
 from .numbers import INFINITE
-from .stripes import lowest_bit
+from .stripes import bits_set, lowest_bit
+
+if TYPE_CHECKING:
+    from ...segments import Segments
 
 _MASK = (1 << 64) - 1
 
@@ -26,11 +29,15 @@ def pack(values: Tensor, width: int) -> Tensor:
 
 
 def unpack(data: Tensor, count: int, width: int) -> Tensor:
-    if data.numel() < packed_bytes(count, width):
-        raise ValueError(f"{data.numel()} bytes are too few for {count} integers of {width} bits")
+    _check_length(data, count, width)
     values = torch.zeros(count, dtype=torch.int64)
     _unpack(array(data.contiguous()), width, array(values))
     return values
+
+
+def _check_length(data: Tensor, count: int, width: int) -> None:
+    if data.numel() < packed_bytes(count, width):
+        raise ValueError(f"{data.numel()} bytes are too few for {count} integers of {width} bits")
 
 
 def set_flags(positions: Tensor, count: int) -> Tensor:
@@ -43,6 +50,25 @@ def find_flags(data: Tensor, count: int) -> Tensor:
     found = torch.empty(count, dtype=torch.int64)
     _find_flags(array(data.contiguous()), array(found))
     return found
+
+
+def write_ascending(indices: Tensor, width: int, segments: Segments) -> Tensor:
+    count = indices.numel()
+    split = packed_bytes(count, width)
+    flags = packed_bytes(ascending_flags(count, segments.size, width), 1)
+    data = torch.empty(split + flags, dtype=torch.uint8)
+    row = array(data)
+    _write_ascending(array(indices.contiguous()), width, row[:split], row[split:])
+    return data
+
+
+def read_ascending(data: Tensor, width: int, segments: Segments) -> Tensor:
+    _check_length(data, segments.room, width)
+    split = packed_bytes(segments.room, width)
+    indices = torch.empty(segments.room, dtype=torch.int64)
+    row = array(data.contiguous())
+    _read_ascending(row[:split], row[split:], width, segments.size, array(indices))
+    return indices
 
 
 def digest(data: Tensor, key: int) -> Tensor:
@@ -76,40 +102,61 @@ def _narrow(bits: Array, key: Any, words: Array) -> None:
 
 @jit
 def _pack(values: Array, width: int, data: Array) -> None:
-    groups = (len(values) + 7) // 8
     full = len(values) // 8
     at = 0
     for low in range(0, width, 8):
         bits = min(8, width - low)
         mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
-        for group in range(groups):
+        for group in range((len(values) + 7) // 8):
             word = np.uint64(0)
-            count = 8 if group < full else len(values) - 8 * full
-            for n in range(count):
-                digit = (np.uint64(values[8 * group + n]) >> np.uint64(low)) & mask
-                word |= digit << np.uint64(n * bits)
+            if group < full:
+                eight = values[8 * group : 8 * group + 8]
+                for n in range(8):
+                    digit = (np.uint64(eight[n]) >> np.uint64(low)) & mask
+                    word |= digit << np.uint64(n * bits)
+            else:
+                for n in range(len(values) - 8 * full):
+                    digit = (np.uint64(values[8 * full + n]) >> np.uint64(low)) & mask
+                    word |= digit << np.uint64(n * bits)
             for n in range(bits):
                 data[at + n] = np.uint8((word >> np.uint64(8 * n)) & np.uint64(255))
             at += bits
 
 
 @jit
+def _word(data: Array, at: int) -> Any:
+    """The eight bytes from `at` on as one number; what is behind the last byte is zero."""
+    word = np.uint64(0)
+    if at + 8 <= len(data):
+        eight = data[at : at + 8]
+        for n in range(8):
+            word |= np.uint64(eight[n]) << np.uint64(8 * n)
+    else:
+        for n in range(len(data) - at):
+            word |= np.uint64(data[at + n]) << np.uint64(8 * n)
+    return word
+
+
+@jit
 def _unpack(data: Array, width: int, values: Array) -> None:
-    groups = (len(values) + 7) // 8
+    """Set the low bits of values that are zero there."""
     full = len(values) // 8
     at = 0
     for low in range(0, width, 8):
         bits = min(8, width - low)
         mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
-        for group in range(groups):
-            word = np.uint64(0)
-            for n in range(bits):
-                word |= np.uint64(data[at + n]) << np.uint64(8 * n)
+        for group in range((len(values) + 7) // 8):
+            word = _word(data, at)
             at += bits
-            count = 8 if group < full else len(values) - 8 * full
-            for n in range(count):
-                digit = (word >> np.uint64(n * bits)) & mask
-                values[8 * group + n] |= np.int64(digit << np.uint64(low))
+            if group < full:
+                eight = values[8 * group : 8 * group + 8]
+                for n in range(8):
+                    digit = (word >> np.uint64(n * bits)) & mask
+                    eight[n] |= np.int64(digit << np.uint64(low))
+            else:
+                for n in range(len(values) - 8 * full):
+                    digit = (word >> np.uint64(n * bits)) & mask
+                    values[8 * full + n] |= np.int64(digit << np.uint64(low))
 
 
 @jit
@@ -121,25 +168,52 @@ def _set_flags(positions: Array, data: Array) -> None:
 
 
 @jit
-def _find_flags(data: Array, found: Array) -> None:
+def _find_flags(data: Array, found: Array) -> bool:
+    """Returns whether there are more flags than `found` has room for."""
     filled = 0
-    words = len(data) // 8
-    for number in range(words + 1):
-        word = np.uint64(0)
-        if number < words:
-            eight = data[8 * number : 8 * number + 8]
-            for n in range(8):
-                word |= np.uint64(eight[n]) << np.uint64(8 * n)
-        else:
-            for n in range(len(data) - 8 * words):
-                word |= np.uint64(data[8 * words + n]) << np.uint64(8 * n)
-        while word != np.uint64(0):
-            if filled == len(found):
-                return
-            found[filled] = 64 * number + lowest_bit(word)
-            filled += 1
+    for number in range((len(data) + 7) // 8):
+        word = _word(data, 8 * number)
+        many = bits_set(word)
+        room = found[filled : filled + many]
+        for n in range(len(room)):
+            room[n] = 64 * number + lowest_bit(word)
             word &= word - np.uint64(1)
+        if len(room) < many:
+            return True
+        filled += many
     found[filled:] = 8 * len(data)
+    return False
+
+
+@jit
+def _write_ascending(indices: Array, width: int, low: Array, flags: Array) -> None:
+    _pack(indices, width, low)
+    flags[:] = 0
+    word, place = np.uint64(0), np.int64(0)
+    for n in range(len(indices)):
+        position = (indices[n] >> width) + n
+        if position >> 6 != place:
+            _raise_flags(word, place, flags)
+            word, place = np.uint64(0), position >> 6
+        word |= np.uint64(1) << np.uint64(position & 63)
+    _raise_flags(word, place, flags)
+
+
+@jit
+def _raise_flags(word: Any, place: Any, flags: Array) -> None:
+    """Set those of a word of 64 flags; flags beyond are left out."""
+    for at in range(max(0, 8 * place), min(8 * place + 8, len(flags))):
+        flags[at] |= np.uint8((word >> np.uint64(8 * (at - 8 * place))) & np.uint64(255))
+
+
+@jit
+def _read_ascending(low: Array, flags: Array, width: int, size: int, indices: Array) -> None:
+    has_more = _find_flags(flags, indices)
+    for n in range(len(indices)):
+        indices[n] = (indices[n] - n) << width
+    _unpack(low, width, indices)
+    if has_more:
+        indices[-1] = size + 1
 
 
 @jit

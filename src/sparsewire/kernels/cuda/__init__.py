@@ -7,7 +7,18 @@ graph once it has run. Ledgers that are not float32 are left to `reference`.
 from __future__ import annotations
 
 from ..reference import collect, deal
-from .coding import digest, find_flags, inspect, is_ascending, narrow, pack, set_flags, unpack
+from .coding import (
+    digest,
+    find_flags,
+    inspect,
+    is_ascending,
+    narrow,
+    pack,
+    read_ascending,
+    set_flags,
+    unpack,
+    write_ascending,
+)
 from .draws import block_random_k, random_k
 from .sums import add_up, put_back
 from .withdraw import chosen, over_threshold, top_k
@@ -27,7 +38,9 @@ __all__ = [
     "pack",
     "put_back",
     "random_k",
+    "read_ascending",
     "set_flags",
     "top_k",
     "unpack",
+    "write_ascending",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -92,6 +93,10 @@ def find_flags(data: Tensor, count: int) -> Tensor:
     run(count_flags, (blocks,), data, counts, length, BLOCK=2048)
     run(place_flags, (blocks,), data, counts, out, length, count, blocks, BLOCK=2048, num_warps=8)
     return out
+
+
+write_ascending = partial(reference.write_ascending, pack=pack, set_flags=set_flags)
+read_ascending = partial(reference.read_ascending, unpack=unpack, find_flags=find_flags)
 
 
 def digest(data: Tensor, key: int) -> Tensor:
