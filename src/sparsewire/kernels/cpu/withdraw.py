@@ -79,8 +79,9 @@ def chosen(
         return reference.chosen(before, addend, after, segments, indices)
     plan = _plan(segments, floors.COUNT)
     places, count = array(indices), indices.numel()
-    values = torch.empty(count + segments.whole_size)
-    goal, target, sources = array(values), array(after), _sources(before, addend)
+    # not torch's: numpy asks for huge pages, and a dense gradient has too many of the small ones
+    goal = np.empty(count + segments.whole_size, np.float32)
+    target, sources = array(after), _sources(before, addend)
     cuts = [*np.searchsorted(places, plan.edges[:-1]).tolist(), count]
 
     def work(number: int) -> None:
@@ -90,6 +91,7 @@ def chosen(
         part.walk(sources, target, goal[count:], plan, _NO_BITS, places[here], goal[here])
 
     share_out(len(plan.parts), work)
+    values = torch.from_numpy(goal)
     return Taken(indices, values, plan.span_squares(), plan.unsound(), indices.numel())
 
 
