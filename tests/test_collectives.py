@@ -14,11 +14,13 @@ from torch import Tensor
 
 import sparsewire as sw
 from sparsewire.collectives import (
+    CHUNK,
     Collective,
     Deliver,
     Gather,
     Reduce,
     Total,
+    chunk_sizes,
     gather_traffic,
     ordered_sum,
     reduce_traffic,
@@ -158,12 +160,29 @@ class Fixed:
         return 20 * world
 
 
+@given(st.integers(0, 10**9))
+@LAWFUL
+def test_chunks_cover_all_values(count: int) -> None:
+    *full, last = chunk_sizes(count)
+    assert sum(full) + last == count
+    assert set(full) <= {CHUNK}
+    assert 0 < last <= CHUNK or count == 0
+
+
+@pytest.mark.parametrize(("count", "chunks"), [(0, 1), (1, 1), (CHUNK, 1), (CHUNK + 1, 2)])
+def test_small_sums_are_not_cut(count: int, chunks: int) -> None:
+    assert len(chunk_sizes(count)) == chunks
+
+
 def test_traffic() -> None:
     assert [gather_traffic(100, world) for world in (1, 2, 4)] == [0, 100, 300]
     # each of 4 ranks sends 3 shares of 25 narrow values in 7 words, then its sum in 13 to 3 others,
     # all with a digest
     assert reduce_traffic(100, 2, 4, 4) == 3 * 8 * (7 + 1) + 3 * 8 * (13 + 1) == 528
     assert reduce_traffic(100, 2, 4, 1) == 0
+    # a full chunk ahead of these has digests of its own
+    full = 3 * (2 * CHUNK // 4 + 8) + 3 * (4 * CHUNK // 4 + 8)
+    assert reduce_traffic(CHUNK + 100, 2, 4, 4) == full + 528
     assert Gather(torch.zeros(100, dtype=torch.uint8)).traffic(4) == 300
     assert Reduce(torch.zeros(100, dtype=torch.bfloat16), torch.float32, CONTEXT).traffic(4) == 528
     assert Deliver(torch.zeros(4, 25, dtype=torch.uint8)).traffic(4) == 75

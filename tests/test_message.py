@@ -53,11 +53,11 @@ def test_header_comes_back_as_it_was(header: Header) -> None:
 def test_header_is_laid_out_as_ever() -> None:
     """Pinned: another layout must come with another version."""
     data = replace(HEADER, rank=258).pack().numpy().tobytes()
-    assert VERSION == 4
+    assert VERSION == 5
     assert data.hex() == (
-        "53505752" "0400" "0000" "02010000" "00000000" "0700000000000000"
+        "53505752" "0500" "0000" "02010000" "00000000" "0700000000000000"
         "0200000000000000" "0b00000000000000" "1600000000000000" "2100000000000000"
-        "4a4dd3e9abccb0e1"
+        "3a726c16b9371db1"
     )  # fmt: skip
 
 
@@ -83,7 +83,7 @@ def test_same_words_pass_whatever_their_rank() -> None:
 @pytest.mark.parametrize(
     ("name", "words", "detail"),
     [
-        ("version", "the version of sparsewire's wire format", "(99 instead of 4)"),
+        ("version", "the version of sparsewire's wire format", "(99 instead of 5)"),
         ("scheme", "the scheme,", ""),
         ("layout", "names, order, shapes or types,", ""),
         ("step", "the step", "(99 instead of 7)"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 import sparsewire as sw
+from sparsewire.collectives import CHUNK
 from sparsewire.desk import Call, Desk
 from sparsewire.engine import Exchange
 from sparsewire.indices import IndexCodec
@@ -144,10 +146,10 @@ def plain_digest(data: bytes, key: int) -> int:
     return plain_mix((total & ALL_BITS) ^ plain_mix(key))
 
 
-def plain_key(rank: int) -> int:
+def plain_key(*chunk_and_rank: int) -> int:
     header = exchange()._header(CALL)
     key = 0
-    for number in (CALL.step, CALL.bucket, header.scheme, header.layout, rank):
+    for number in (CALL.step, CALL.bucket, header.scheme, header.layout, *chunk_and_rank):
         key = plain_mix(key ^ number)
     return key
 
@@ -156,6 +158,13 @@ def plain_key(rank: int) -> int:
 def test_digests_without_the_library(name: str) -> None:
     data = bytes_of(name)
     assert data[-8:] == struct.pack("<Q", plain_digest(data[:-8], plain_key(CALL.rank)))
+
+
+def test_chunks_of_a_sum() -> None:
+    context = exchange().context(CALL)
+    assert replace(context, chunk=0).key(1) == plain_key(1)
+    assert replace(context, chunk=3).key(1) == plain_key(3, 1)
+    assert f"chunks of {CHUNK:,} values" in PAGE
 
 
 def test_packed_integers() -> None:

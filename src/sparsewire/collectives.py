@@ -53,9 +53,9 @@ class Deliver:
 class Reduce:
     """Give me the sum of all ranks' values, each times `scale`, added in rank order in `dtype`.
 
-    Every rank adds up one share of the coordinates and then shows it to the others, so the bits do
-    not depend on where a value lies in the message, as they do in a backend's ring all-reduce.
-    Shares travel sealed by the context. The answer is a `Total`.
+    Of every chunk, each rank adds up one share and then shows it to the others, so the bits do not
+    depend on where a value lies in the message, as they do in a backend's ring all-reduce. Shares
+    travel sealed by the context. The answer is a `Total`.
     """
 
     payload: Tensor
@@ -78,6 +78,8 @@ class Total:
     damage: Tensor
 
 
+CHUNK = 1 << 21  # values: fewer keep more in the cache, and cost more for each round of messages
+
 Request = Gather | Deliver | Reduce
 Talk = Generator[Request, Any, None]
 
@@ -89,18 +91,31 @@ def gather_traffic(nbytes: int, world: int) -> int:
 
 def reduce_traffic(count: int, width: int, sum_width: int, world: int) -> int:
     """Bytes each rank sends to have `count` values of `width` bytes added up everywhere."""
-    share = share_size(count, world)
-    return (world - 1) * (sealed_bytes(share * width) + sealed_bytes(share * sum_width))
+    shares = [share_size(chunk, world) for chunk in chunk_sizes(count)]
+    return (world - 1) * sum(
+        sealed_bytes(share * width) + sealed_bytes(share * sum_width) for share in shares
+    )
+
+
+def chunk_sizes(count: int) -> list[int]:
+    """How `count` values are cut to be added up, so that some travel while others are worked on.
+
+    >>> chunk_sizes(5 * CHUNK // 2) == [CHUNK, CHUNK, CHUNK // 2]
+    True
+    """
+    return [min(CHUNK, count - start) for start in range(0, max(count, 1), CHUNK)]
 
 
 def share_size(count: int, world: int) -> int:
-    """How many of `count` values each rank adds up: equal shares, the last one padded."""
+    """How many values of a chunk each rank adds up: equal shares, the last one padded."""
     return -(-count // world)
 
 
-def ordered_sum(parts: Sequence[Tensor], dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+def ordered_sum(
+    parts: Sequence[Tensor], dtype: torch.dtype, scale: float = 1.0, out: Tensor | None = None
+) -> Tensor:
     """The sum of scaled parts in rank order, which fixes its bits; scaled first, as DDP does."""
-    total = parts[0].to(dtype) * scale
+    total = torch.mul(parts[0].to(dtype), scale, out=out)
     for part in parts[1:]:
         total += part.to(dtype) * scale
     return total

@@ -23,7 +23,7 @@ from .kernels.counter import digest_int, fold, join, signed
 from .segments import Segments
 
 MAGIC = b"SPWR"
-VERSION = 4
+VERSION = 5
 _LAYOUT = struct.Struct("<4sHHIIqQQQQ")
 DIGEST_BYTES = 8
 HEADER_BYTES = _LAYOUT.size + DIGEST_BYTES
@@ -112,17 +112,21 @@ def compare(headers: Sequence[Header], own: Header, scheme: str) -> None:
 
 @dataclass(frozen=True)
 class Context:
-    """Which exchange a message belongs to. It does not travel: it is part of every digest."""
+    """Which exchange a message belongs to, and which chunk of a sum. It does not travel: it is part
+    of every digest.
+    """
 
     step: int
     bucket: int
     scheme: int
     layout: int
+    chunk: int = 0  # also of what is not cut
 
     @property
     def common(self) -> int:
         """What the keys of all ranks are made of."""
-        return fold(self.step, self.bucket, self.scheme, self.layout)
+        exchange = fold(self.step, self.bucket, self.scheme, self.layout)
+        return join(exchange, self.chunk) if self.chunk else exchange
 
     def key(self, rank: int) -> int:
         """What the digest of this rank's message is keyed with."""
@@ -167,6 +171,12 @@ def first_damage(findings: Tensor) -> Tensor:
     every one of `REASONS`."""
     worst = findings.view(torch.uint8).view(-1).min(0)  # rank by rank, as the codes are
     return torch.where(worst.values == 0, worst.indices, FINE)
+
+
+def first_broken(sealed: Tensor) -> Tensor:
+    """The damage code of the first rank for which `sealed` does not say that all seals hold."""
+    worst = sealed.view(torch.uint8).min(0)
+    return torch.where(worst.values == 0, worst.indices * len(REASONS) + CHECKSUM, FINE)
 
 
 def pack_verdict(damage: Tensor, unsound: Tensor, key: int) -> Tensor:

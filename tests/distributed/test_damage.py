@@ -39,14 +39,18 @@ class Noise:
         else:
             wire.group._all_gather = self._gathered
 
-    def _gathered(self, output: Tensor, payload: Tensor) -> None:
-        self._gather(output, payload)
+    def _gathered(self, output: Tensor, payload: Tensor) -> dist.Work:
+        work = self._gather(output, payload)
+        work.wait()
         if payload.numel() not in (HEADER_BYTES, VERDICT_BYTES):
             self._arrived(output.view(self._group.size, -1))
+        return work
 
-    def _scattered(self, output: Tensor, payload: Tensor, **options: Any) -> None:
-        self._scatter(output, payload, **options)
+    def _scattered(self, output: Tensor, payload: Tensor, **options: Any) -> dist.Work:
+        work = self._scatter(output, payload, **options)
+        work.wait()
         self._arrived(output)
+        return work
 
     def _arrived(self, rows: Tensor) -> None:
         if self._arrivals == BUCKET:

@@ -7,19 +7,35 @@ mix with those that the training script or another thread issues, and have a dea
 from __future__ import annotations
 
 import datetime
+import itertools
 import weakref
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Generator, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..collectives import Deliver, Gather, Reduce, Request, Total, ordered_sum, share_size
+from ..collectives import (
+    Deliver,
+    Gather,
+    Reduce,
+    Request,
+    Total,
+    chunk_sizes,
+    ordered_sum,
+    share_size,
+)
 from ..errors import AttachError, ExchangeError
-from ..message import CHECKSUM, FINE, damage_code, is_sealed, seal, sealed_bytes
+from ..message import first_broken, is_sealed, seal, sealed_bytes
 from .rollcall import RollCall
 from .simulated import answer_all
+from .transport import Transport, Work
+
+IN_FLIGHT = 3  # legs of a sum that are under way at the same time
+Leg = Generator[Work, None, None]  # yields what must be over before it can go on
 
 # Doubles that are free again. They are not destroyed: torch may give a new group the name of one
 # that is gone, and then finds the addresses of the old one in the store.
@@ -71,8 +87,10 @@ class DistributedGroup:
             self._double = spare.pop() if spare else self._make_double(original)
         if self._double is not None:
             self.roll_call = RollCall.of(self._double, self.rank, self.size)
-            self._all_gather = self._find_all_gather()
-            self._all_to_all = self._find_all_to_all()
+            try:
+                self._transport = Transport(self._double, self._device)
+            except RuntimeError as cause:
+                raise self.failure(cause) from cause
 
     @staticmethod
     def _message_device(group: dist.ProcessGroup, device: torch.device) -> torch.device:
@@ -100,52 +118,6 @@ class DistributedGroup:
             ) from cause
         assert isinstance(double, dist.ProcessGroup)
         return double
-
-    def _find_all_gather(self) -> Callable[[Tensor, Tensor], None]:
-        """The best all-gather that this backend offers: into one tensor, or into a list."""
-        # the name changed from all_gather_into_tensor to all_gather_single in torch 2.13
-        single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-
-        def into_one(output: Tensor, payload: Tensor) -> None:
-            single(output, payload, group=self._double)
-
-        def into_list(output: Tensor, payload: Tensor) -> None:
-            dist.all_gather(list(output.view(self.size, -1)), payload, group=self._double)
-
-        probe = torch.zeros(1, dtype=torch.uint8, device=self._device)
-        try:
-            into_one(probe.new_empty(self.size), probe)
-        except (RuntimeError, NotImplementedError) as error:
-            if "support" not in str(error).lower():
-                raise self.failure(error) from error
-            return into_list
-        return into_one
-
-    def _find_all_to_all(self) -> Callable[[Tensor, Tensor], None]:
-        """The best that this backend offers to give every rank a row: all at once, or in pairs."""
-
-        def at_once(output: Tensor, rows: Tensor) -> None:
-            dist.all_to_all_single(output, rows, group=self._double)
-
-        def in_pairs(output: Tensor, rows: Tensor) -> None:
-            output[self.rank] = rows[self.rank]
-            pairs = [
-                dist.P2POp(operation, row[rank], group=self._double, group_peer=rank)
-                for rank in range(self.size)
-                if rank != self.rank
-                for operation, row in ((dist.isend, rows), (dist.irecv, output))
-            ]
-            for work in dist.batch_isend_irecv(pairs):
-                work.wait()
-
-        probe = torch.zeros(self.size, 1, dtype=torch.uint8, device=self._device)
-        try:
-            at_once(torch.empty_like(probe), probe)
-        except (RuntimeError, NotImplementedError) as error:
-            if "support" not in str(error).lower():
-                raise self.failure(error) from error
-            return in_pairs
-        return at_once
 
     def answer(self, request: Request) -> Any:
         """Carry out one request together with all other ranks."""
@@ -178,39 +150,79 @@ class DistributedGroup:
             return answer_all([request])[0]
         if isinstance(request, Gather):
             output = payload.new_empty(self.size * payload.numel())
-            self._all_gather(output, payload)
+            self._transport.gather(output, payload).wait()
             return list(output.to(home).view(self.size, -1))
         if isinstance(request, Deliver):
             rows = torch.empty_like(payload)
-            self._all_to_all(rows, payload)
+            self._transport.deliver(rows, payload).wait()
             return list(rows.to(home))
         total = self._reduce(payload, request)
         return Total(total.values.to(home), total.damage.to(home))
 
     def _reduce(self, payload: Tensor, request: Reduce) -> Total:
-        """Every rank adds up its share of the coordinates, then all gather the shares."""
-        count, key = payload.numel(), request.context.key(self.rank)
-        share = share_size(count, self.size)
-        sent, received = self._rows("sent", share, payload), self._rows("received", share, payload)
-        _cut(payload, sent, share * payload.dtype.itemsize)
-        for row in sent:
-            seal(row, key)
-        # as bytes, since not every backend carries every float type
-        self._all_to_all(received, sent)
-        parts, damage = self._unseal_each(received, share, payload.dtype, request)
-        total = ordered_sum(parts, request.dtype, request.scale)
-        own = total.new_zeros(sealed_bytes(total.nbytes), dtype=torch.uint8)
-        own[: total.nbytes] = total.view(torch.uint8)
-        shown = self._rows("sent", share, total)
-        self._all_gather(shown.view(-1), seal(own, key))
-        sums, later = self._unseal_each(shown, share, request.dtype, request)
-        values = self._room("sum", self.size * total.nbytes).view(request.dtype)
-        torch.cat(sums, out=values)
-        return Total(values[:count], torch.where(damage == FINE, later, damage))
+        """Every rank adds up its share of all chunks, then all gather the shares."""
+        sizes = chunk_sizes(payload.numel())
+        total = self._room("total", payload.numel() * request.dtype.itemsize).view(request.dtype)
+        parts, goals = torch.split(payload, sizes), torch.split(total, sizes)
+        sealed: list[Tensor] = []
+        slots = itertools.cycle(range(IN_FLIGHT))
+        # not chunk by chunk: two kinds of traffic at once get in each other's way
+        legs = [
+            *(self._add_up(n, p, request, sealed, next(slots)) for n, p in enumerate(parts)),
+            *(self._spread(n, g, request, sealed, next(slots)) for n, g in enumerate(goals)),
+        ]
+        try:
+            _overlap(legs, at_once=min(IN_FLIGHT, len(sizes)))
+        except BaseException:
+            self._rooms.clear()  # what is still under way may write there
+            raise
+        return Total(total, first_broken(torch.stack(sealed).all(0)))
 
-    def _rows(self, name: str, share: int, like: Tensor) -> Tensor:
-        """Room for one sealed share of numbers as `like` from or for every rank."""
-        width = sealed_bytes(share * like.dtype.itemsize)
+    def _add_up(
+        self, chunk: int, part: Tensor, request: Reduce, sealed: list[Tensor], slot: int
+    ) -> Leg:
+        """Give every rank its share of a chunk, and add up this rank's."""
+        keys, share = self._keys(request, chunk), share_size(part.numel(), self.size)
+        sent = self._rows(f"sent {slot}", share, part.dtype)
+        received = self._rows(f"received {slot}", share, part.dtype)
+        for rank, (row, piece) in enumerate(zip(sent, self._shares(part), strict=True)):
+            row[: piece.nbytes] = piece.view(torch.uint8)
+            row[piece.nbytes :] = 0
+            if rank != self.rank:
+                seal(row, keys[self.rank])
+        # as bytes, since not every backend carries every float type
+        yield self._transport.deliver(received, sent)
+        sealed.append(self._are_sealed(received, keys))
+        parts = [row[: share * part.dtype.itemsize].view(part.dtype) for row in received]
+        end = share * request.dtype.itemsize
+        own = self._room(f"sum {chunk}", sealed_bytes(end))
+        ordered_sum(parts, request.dtype, request.scale, out=own[:end].view(request.dtype))
+        own[end:] = 0
+        seal(own, keys[self.rank])
+
+    def _spread(
+        self, chunk: int, goal: Tensor, request: Reduce, sealed: list[Tensor], slot: int
+    ) -> Leg:
+        """Show all ranks the sum of this rank's share of a chunk, and write theirs into `goal`."""
+        share = share_size(goal.numel(), self.size)
+        shown = self._rows(f"received {slot}", share, goal.dtype)
+        yield self._transport.gather(shown.view(-1), self._room(f"sum {chunk}", shown.shape[1]))
+        sealed.append(self._are_sealed(shown, self._keys(request, chunk)))
+        for row, piece in zip(shown, self._shares(goal), strict=True):
+            piece.copy_(row[: piece.nbytes].view(goal.dtype))
+
+    def _keys(self, request: Reduce, chunk: int) -> list[int]:
+        context = replace(request.context, chunk=chunk)
+        return [context.key(rank) for rank in range(self.size)]
+
+    def _shares(self, chunk: Tensor) -> list[Tensor]:
+        """The values of a chunk that each rank adds up; the last ranks may have fewer, or none."""
+        share = share_size(chunk.numel(), self.size)
+        return [chunk[rank * share : (rank + 1) * share] for rank in range(self.size)]
+
+    def _rows(self, name: str, share: int, dtype: torch.dtype) -> Tensor:
+        """Room for one sealed share from or for every rank."""
+        width = sealed_bytes(share * dtype.itemsize)
         return self._room(name, self.size * width).view(self.size, width)
 
     def _room(self, name: str, nbytes: int) -> Tensor:
@@ -221,15 +233,15 @@ class DistributedGroup:
             self._rooms[name] = room
         return room[:nbytes]
 
-    def _unseal_each(
-        self, rows: Tensor, share: int, dtype: torch.dtype, request: Reduce
-    ) -> tuple[list[Tensor], Tensor]:
-        """Every rank's share, and the damage code of the first that is damaged."""
-        damage = torch.full((), FINE, device=rows.device)
-        for rank, row in enumerate(rows):
-            is_fine = is_sealed(row, request.context.key(rank)) | (damage != FINE)
-            damage = torch.where(is_fine, damage, damage_code(rank, CHECKSUM))
-        return [row[: share * dtype.itemsize].view(dtype) for row in rows], damage
+    def _are_sealed(self, rows: Tensor, keys: list[int]) -> Tensor:
+        """Whether each rank's share is as it was sent; this rank's own never left."""
+        own = torch.ones((), dtype=torch.bool, device=rows.device)
+        return torch.stack(
+            [
+                own if rank == self.rank else is_sealed(row, key)
+                for rank, (row, key) in enumerate(zip(rows, keys, strict=True))
+            ]
+        )
 
     @property
     def members(self) -> list[int]:
@@ -269,13 +281,17 @@ class DistributedGroup:
         self._closed = True
 
 
-def _cut(payload: Tensor, rows: Tensor, nbytes: int) -> None:
-    """Give every row its `nbytes` of the payload, and zero bytes where there are no more."""
-    data = payload.view(torch.uint8)
-    full = data.numel() // nbytes if nbytes else 0
-    rows[:full, :nbytes] = data[: full * nbytes].view(full, nbytes)
-    rows[:full, nbytes:] = 0
-    rest = data[full * nbytes :]
-    rows[full:] = 0
-    if rest.numel():
-        rows[full, : rest.numel()] = rest
+def _overlap(legs: Iterable[Leg], at_once: int) -> None:
+    """Let some legs travel while another is worked on, in the same order on all ranks."""
+    under_way: deque[tuple[Leg, Work]] = deque()
+    for leg in legs:
+        under_way.append((leg, next(leg)))
+        if len(under_way) == at_once:
+            _finish(*under_way.popleft())
+    for leg, work in under_way:
+        _finish(leg, work)
+
+
+def _finish(leg: Leg, work: Work) -> None:
+    work.wait()
+    next(leg, None)

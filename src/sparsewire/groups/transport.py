@@ -1,0 +1,97 @@
+"""The collectives that a backend offers: the best of each kind, begun and not waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+ONE_HOP = 1 << 22  # bytes that a rank gets from all others at once; more go around in a ring
+
+
+class Work(Protocol):
+    """Something under way."""
+
+    def wait(self) -> object:
+        """Wait for its end."""
+
+
+@dataclass(frozen=True)
+class _All:
+    """Several things under way."""
+
+    works: Sequence[Work]
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
+
+
+class Transport:
+    """Carries bytes between the ranks of a process group, from and into tensors on `device`.
+
+    What a backend does not support raises at once, when its replacement is looked for.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        self._group = group
+        self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
+        probe = torch.zeros(self._size, 1, dtype=torch.uint8, device=device)
+        # the name changed from all_gather_into_tensor to all_gather_single in torch 2.13
+        self._single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        self._gather = self._first_of(
+            (self._into_one, self._into_list), probe.new_empty(self._size), probe[0]
+        )
+        self.deliver = self._first_of(
+            (self._at_once, self._in_pairs), torch.empty_like(probe), probe
+        )
+        # Gloo's all-gather wakes every rank up for each of W − 1 hops, which costs more than bytes
+        self._hops = "gloo" in str(dist.get_backend_config(group)) and device.type == "cpu"
+
+    @staticmethod
+    def _first_of(
+        ways: tuple[Callable[[Tensor, Tensor], Work], Callable[[Tensor, Tensor], Work]],
+        output: Tensor,
+        probe: Tensor,
+    ) -> Callable[[Tensor, Tensor], Work]:
+        best, other = ways
+        try:
+            best(output, probe).wait()
+        except (RuntimeError, NotImplementedError) as error:
+            if "support" not in str(error).lower():
+                raise
+            return other
+        return best
+
+    def gather(self, output: Tensor, payload: Tensor) -> Work:
+        """Put every rank's payload into `output`, in rank order."""
+        if self._hops and output.nbytes <= ONE_HOP:
+            return self.deliver(output.view(self._size, -1), payload.repeat(self._size, 1))
+        return self._gather(output, payload)
+
+    def _into_one(self, output: Tensor, payload: Tensor) -> Work:
+        work: Work = self._single(output, payload, group=self._group, async_op=True)
+        return work
+
+    def _into_list(self, output: Tensor, payload: Tensor) -> Work:
+        rows = list(output.view(self._size, -1))
+        work: Work = dist.all_gather(rows, payload, group=self._group, async_op=True)
+        return work
+
+    def _at_once(self, output: Tensor, rows: Tensor) -> Work:
+        work: Work = dist.all_to_all_single(output, rows, group=self._group, async_op=True)
+        return work
+
+    def _in_pairs(self, output: Tensor, rows: Tensor) -> Work:
+        output[self._rank] = rows[self._rank]
+        pairs = [
+            dist.P2POp(operation, side[rank], group=self._group, group_peer=rank)
+            for rank in range(self._size)
+            if rank != self._rank
+            for operation, side in ((dist.isend, rows), (dist.irecv, output))
+        ]
+        return _All(dist.batch_isend_irecv(pairs))

@@ -1,0 +1,206 @@
+"""Sums that are made chunk by chunk: the same bits, the bytes foretold, and every damage found."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import sparsewire as sw
+from sparsewire import collectives
+from sparsewire.collectives import Reduce, Total, ordered_sum
+from sparsewire.groups.distributed import IN_FLIGHT, DistributedGroup
+from sparsewire.message import FINE, Context, damage_code, sealed_bytes
+
+from ..cluster import Cluster
+
+Fresh = Callable[[int], Cluster]
+
+CHUNK = 30  # values, so that small sums are cut into many chunks, of shares of 8, 8, 8 and 6
+COUNTS = [0, 1, CHUNK, CHUNK + 1, 2 * CHUNK - 1, 7 * CHUNK + 5]
+CONTEXT = Context(step=3, bucket=1, scheme=5, layout=7)
+
+
+@contextmanager
+def small_chunks() -> Iterator[None]:
+    kept, collectives.CHUNK = collectives.CHUNK, CHUNK
+    try:
+        yield
+    finally:
+        collectives.CHUNK = kept
+
+
+def payload(rank: int, count: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(rank)).to(dtype)
+
+
+def request(count: int, dtype: torch.dtype = torch.float32) -> Reduce:
+    return Reduce(payload(dist.get_rank(), count, dtype), torch.float32, CONTEXT, 1 / 3)
+
+
+@dataclass
+class Tap:
+    """Sits between a group and its backend: counts bytes, and may change what has arrived.
+
+    `tamper(leg, chunk, rows)` is called with leg 0 or 1, and all that arrived so far in that leg.
+    """
+
+    group: DistributedGroup
+    tamper: Callable[[int, int, list[Tensor]], None] = lambda *_: None
+    sent: int = 0
+    arrived: tuple[list[Tensor], list[Tensor]] = field(default_factory=lambda: ([], []))
+
+    def __enter__(self) -> Tap:
+        self._gather, self._scatter = self.group._all_gather, dist.all_to_all_single
+        self.group._all_gather = self._gathered
+        dist.all_to_all_single = self._scattered
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.group._all_gather = self._gather
+        dist.all_to_all_single = self._scatter
+
+    def _gathered(self, output: Tensor, given: Tensor) -> dist.Work:
+        self.sent += (self.group.size - 1) * given.numel()
+        return self._after(self._gather(output, given), 1, output.view(self.group.size, -1))
+
+    def _scattered(self, output: Tensor, given: Tensor, **options: Any) -> dist.Work:
+        self.sent += (self.group.size - 1) * given[0].numel()
+        return self._after(self._scatter(output, given, **options), 0, output)
+
+    def _after(self, work: dist.Work, leg: int, rows: Tensor) -> dist.Work:
+        work.wait()
+        whole = rows.clone()
+        self.tamper(leg, len(self.arrived[leg]), [*self.arrived[leg], rows])
+        self.arrived[leg].append(whole)
+        return work
+
+
+def _sum(count: int, dtype: torch.dtype) -> tuple[Tensor, int, int, int, int]:
+    with small_chunks():
+        group = DistributedGroup()
+        asked = request(count, dtype)
+        with Tap(group) as tap:
+            total = group.answer(asked)
+        values, damage = total.values.clone(), int(total.damage)
+        group.close()
+        return values, damage, tap.sent, asked.traffic(group.size), len(tap.arrived[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("count", COUNTS)
+def test_chunks_change_no_bit_and_cost_what_was_foretold(
+    four: Cluster, count: int, dtype: torch.dtype
+) -> None:
+    parts = [payload(rank, count, dtype) for rank in range(4)]
+    expected = ordered_sum(parts, torch.float32, 1 / 3)
+    for values, damage, sent, foretold, chunks in four.run(_sum, count, dtype):
+        assert torch.equal(values, expected)
+        assert damage == FINE
+        assert sent == foretold
+        assert chunks == max(1, -(-count // CHUNK))
+
+
+def _damaged(tamper: Callable[[int, int, list[Tensor]], None]) -> int:
+    with small_chunks():
+        group = DistributedGroup()
+        nothing = Tap.tamper
+        with Tap(group, tamper if dist.get_rank() == 1 else nothing) as tap:
+            total: Total = group.answer(request(5 * CHUNK))
+        assert len(tap.arrived[0]) == len(tap.arrived[1]) == 5
+        group.close()
+        return int(total.damage)
+
+
+@dataclass
+class Flip:
+    """Flips one bit of what a sender sent in one leg of a chunk, or of several."""
+
+    places: list[tuple[int, int, int]]  # leg, chunk, sender
+
+    def __call__(self, leg: int, chunk: int, rows: list[Tensor]) -> None:
+        for sender in range(4):
+            if (leg, chunk, sender) in self.places:
+                rows[-1][sender, 9] ^= 16
+
+
+@pytest.mark.parametrize("leg", [0, 1])
+@pytest.mark.parametrize("chunk", range(5))
+def test_damage_in_any_chunk_is_found(four: Cluster, leg: int, chunk: int) -> None:
+    found = four.run(_damaged, Flip([(leg, chunk, 2)]))
+    assert found == [FINE, damage_code(2, 0), FINE, FINE]
+
+
+def test_of_several_damaged_shares_that_of_the_lowest_rank_is_named(four: Cluster) -> None:
+    found = four.run(_damaged, Flip([(0, 0, 3), (0, 4, 2), (1, 3, 0)]))
+    assert found[1] == damage_code(0, 0)
+
+
+@dataclass
+class Repeat:
+    """Gives out an earlier chunk of one sender's once more, in the place of a later one."""
+
+    leg: int
+    earlier: int
+    later: int
+
+    def __call__(self, leg: int, chunk: int, rows: list[Tensor]) -> None:
+        if (leg, chunk) == (self.leg, self.later):
+            rows[chunk][3] = rows[self.earlier][3]
+
+
+@pytest.mark.parametrize("leg", [0, 1])
+@pytest.mark.parametrize(("earlier", "later"), [(0, 1), (1, 4), (3, 4)])
+def test_a_chunk_in_the_place_of_another_is_damage(
+    four: Cluster, leg: int, earlier: int, later: int
+) -> None:
+    assert four.run(_damaged, Repeat(leg, earlier, later))[1] == damage_code(3, 0)
+
+
+def _rooms(count: int) -> tuple[int, bool]:
+    with small_chunks():
+        group = DistributedGroup()
+        group.answer(request(count))
+        first = {name: room.data_ptr() for name, room in group._rooms.items()}
+        group.answer(request(count))
+        again = {name: room.data_ptr() for name, room in group._rooms.items()}
+        nbytes = sum(room.numel() for room in group._rooms.values())
+        group.close()
+        return nbytes, first == again
+
+
+def test_rooms_are_kept_and_hold_the_sum_and_the_chunks_under_way(four: Cluster) -> None:
+    chunks = 100
+    share = sealed_bytes(4 * 8)
+    under_way = IN_FLIGHT * (4 + 4) * share  # sent and received
+    expected = 4 * chunks * CHUNK + chunks * share + under_way
+    assert four.run(_rooms, chunks * CHUNK) == [(expected, True)] * 4
+
+
+def _left_alone() -> tuple[str, int]:
+    """Rank 1 takes part in the first chunk, and then no more."""
+    with small_chunks():
+        group = DistributedGroup(timeout=2)
+        if dist.get_rank() == 1:
+            group.answer(request(CHUNK))
+            time.sleep(4)
+            return "", 0
+        group.answer(request(CHUNK))
+        try:
+            group.answer(request(5 * CHUNK))
+        except sw.ExchangeError as error:
+            return str(error), len(group._rooms)
+        return "went on", 0
+
+
+def test_chunks_that_nobody_takes_end_in_time_and_let_go_of_their_rooms(fresh: Fresh) -> None:
+    (message, rooms), _ = fresh(2).run(_left_alone)
+    assert "failed on rank 0 of 2" in message
+    assert rooms == 0
