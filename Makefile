@@ -52,7 +52,7 @@ bench-train: $(STAMP)  ## how long dense and sparse training take to 97 % on MNI
 	$(BIN)/sparsewire bench train --schemes "TopK(0.01)" --out benchmarks/results/train
 
 bench-scale: $(STAMP)  ## bytes and time of a step with 2 to 8 hosts, and a model of more; needs root
-	$(BIN)/sparsewire bench scale --hosts 2 4 8 --out benchmarks/results/scale
+	$(BIN)/sparsewire bench scale --out benchmarks/results/scale
 
 fuzz: $(DEV)  ## ten million damaged messages: about half an hour
 	SPARSEWIRE_FUZZ=10000000 $(BIN)/python -m pytest --numprocesses 2 tests/test_damage.py

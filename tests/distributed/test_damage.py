@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import sparsewire as sw
+from sparsewire.groups.transport import Work
 from sparsewire.message import HEADER_BYTES, VERDICT_BYTES
 
 from ..cluster import Cluster
@@ -33,21 +34,22 @@ class Noise:
     def __init__(self, wire: sw.Wire, sender: int, leg: str) -> None:
         self._group, self._sender = wire.group, sender
         self._arrivals, self.flips = 0, 0
-        self._gather, self._scatter = wire.group._all_gather, dist.all_to_all_single
+        self._transport = wire.group._transport
+        self._gather, self._scatter = self._transport.gather, self._transport.deliver
         if leg == "first":
-            dist.all_to_all_single = self._scattered
+            self._transport.deliver = self._scattered
         else:
-            wire.group._all_gather = self._gathered
+            self._transport.gather = self._gathered
 
-    def _gathered(self, output: Tensor, payload: Tensor) -> dist.Work:
+    def _gathered(self, output: Tensor, payload: Tensor) -> Work:
         work = self._gather(output, payload)
         work.wait()
         if payload.numel() not in (HEADER_BYTES, VERDICT_BYTES):
             self._arrived(output.view(self._group.size, -1))
         return work
 
-    def _scattered(self, output: Tensor, payload: Tensor, **options: Any) -> dist.Work:
-        work = self._scatter(output, payload, **options)
+    def _scattered(self, output: Tensor, rows: Tensor) -> Work:
+        work = self._scatter(output, rows)
         work.wait()
         self._arrived(output)
         return work
@@ -59,8 +61,7 @@ class Noise:
         self._arrivals += 1
 
     def stop(self) -> None:
-        self._group._all_gather = self._gather
-        dist.all_to_all_single = self._scatter
+        self._transport.gather, self._transport.deliver = self._gather, self._scatter
 
 
 @dataclass

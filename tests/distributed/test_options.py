@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import sparsewire as sw
+from sparsewire.groups import transport
 
 from ..cluster import Cluster
 from .training import CAP, batch, loss_of, make_model, numbers, sgd, train_ddp, train_simulated
@@ -193,24 +194,31 @@ def test_any_number_of_buckets_on_gloo(four: Cluster) -> None:
     assert min(four.run(_many_buckets, timeout=60)) >= 30
 
 
-def _without_single_all_gather(scheme: str) -> torch.Tensor:
-    """A backend that gathers only into lists, as MPI does."""
-    name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+def _without(name: str, scheme: str) -> torch.Tensor:
+    """A backend that lacks one of the collectives, and sends nothing to all ranks at once."""
     original = getattr(dist, name)
 
     def unsupported(*_: Any, **__: Any) -> None:
         raise RuntimeError("this backend does not support it")
 
     setattr(dist, name, unsupported)
+    usual, transport.ONE_HOP = transport.ONE_HOP, 0
     try:
         return train_ddp(scheme, 4, attach={"timeout": 31.0})
     finally:
         setattr(dist, name, original)
+        transport.ONE_HOP = usual
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_backends_that_gather_into_lists(two: Cluster, scheme: str) -> None:
-    real = two.run(_without_single_all_gather, scheme)
+SINGLE = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+
+
+@pytest.mark.parametrize("scheme", [*SCHEMES, "Scheme(TopK(0.05), collective=Sharded())"])
+@pytest.mark.parametrize("lacks", [SINGLE, "all_to_all_single", "monitored_barrier"])
+def test_backends_that_lack_a_collective(two: Cluster, lacks: str, scheme: str) -> None:
+    """Those that gather into lists only, as MPI does; those without all-to-all; those that lack
+    nothing that is needed, with messages that go around in a ring."""
+    real = two.run(_without, lacks, scheme)
     assert torch.equal(real[0], train_simulated(scheme, 2, 4))
 
 

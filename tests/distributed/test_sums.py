@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ import sparsewire as sw
 from sparsewire import collectives
 from sparsewire.collectives import Reduce, Total, ordered_sum
 from sparsewire.groups.distributed import IN_FLIGHT, DistributedGroup
+from sparsewire.groups.transport import Work
 from sparsewire.message import FINE, Context, damage_code, sealed_bytes
 
 from ..cluster import Cluster
@@ -58,24 +58,24 @@ class Tap:
     arrived: tuple[list[Tensor], list[Tensor]] = field(default_factory=lambda: ([], []))
 
     def __enter__(self) -> Tap:
-        self._gather, self._scatter = self.group._all_gather, dist.all_to_all_single
-        self.group._all_gather = self._gathered
-        dist.all_to_all_single = self._scattered
+        transport = self.group._transport
+        self._gather, self._scatter = transport.gather, transport.deliver
+        transport.gather, transport.deliver = self._gathered, self._scattered
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.group._all_gather = self._gather
-        dist.all_to_all_single = self._scatter
+        transport = self.group._transport
+        transport.gather, transport.deliver = self._gather, self._scatter
 
-    def _gathered(self, output: Tensor, given: Tensor) -> dist.Work:
+    def _gathered(self, output: Tensor, given: Tensor) -> Work:
         self.sent += (self.group.size - 1) * given.numel()
         return self._after(self._gather(output, given), 1, output.view(self.group.size, -1))
 
-    def _scattered(self, output: Tensor, given: Tensor, **options: Any) -> dist.Work:
+    def _scattered(self, output: Tensor, given: Tensor) -> Work:
         self.sent += (self.group.size - 1) * given[0].numel()
-        return self._after(self._scatter(output, given, **options), 0, output)
+        return self._after(self._scatter(output, given), 0, output)
 
-    def _after(self, work: dist.Work, leg: int, rows: Tensor) -> dist.Work:
+    def _after(self, work: Work, leg: int, rows: Tensor) -> Work:
         work.wait()
         whole = rows.clone()
         self.tamper(leg, len(self.arrived[leg]), [*self.arrived[leg], rows])

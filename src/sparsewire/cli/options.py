@@ -45,7 +45,12 @@ BENCH_SCHEMES = (
     "BlockRandomK(0.01)",
 )
 RACE_SCHEMES = ("TopK(0.01)", "Threshold(0.01)")
-SCALE_SCHEMES = ("TopK(0.01)", "Scheme(TopK(0.01), values=TwoBit())", "BlockRandomK(0.01)")
+SCALE_SCHEMES = (
+    "TopK(0.01)",
+    "Scheme(TopK(0.01), collective=Sharded())",
+    "Scheme(TopK(0.01), values=TwoBit())",
+    "Scheme(TopK(0.01), values=TwoBit(), collective=Sharded())",
+)
 PEERS = ("dense", "fp16", "bf16", "powersgd-1", "powersgd-4")
 
 

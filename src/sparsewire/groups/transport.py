@@ -13,6 +13,15 @@ from torch import Tensor
 ONE_HOP = 1 << 22  # bytes that a rank gets from all others at once; more go around in a ring
 
 
+def gather_hops(nbytes: int, size: int) -> int:
+    """How often a rank waits for another on Gloo until it has `nbytes` from each of `size` ranks.
+
+    >>> gather_hops(1000, 8), gather_hops(1_000_000, 8)
+    (1, 7)
+    """
+    return 1 if nbytes * size <= ONE_HOP else size - 1
+
+
 class Work(Protocol):
     """Something under way."""
 
@@ -46,7 +55,7 @@ class Transport:
         self._gather = self._first_of(
             (self._into_one, self._into_list), probe.new_empty(self._size), probe[0]
         )
-        self.deliver = self._first_of(
+        self._deliver = self._first_of(
             (self._at_once, self._in_pairs), torch.empty_like(probe), probe
         )
         # Gloo's all-gather wakes every rank up for each of W − 1 hops, which costs more than bytes
@@ -69,9 +78,13 @@ class Transport:
 
     def gather(self, output: Tensor, payload: Tensor) -> Work:
         """Put every rank's payload into `output`, in rank order."""
-        if self._hops and output.nbytes <= ONE_HOP:
-            return self.deliver(output.view(self._size, -1), payload.repeat(self._size, 1))
+        if self._hops and gather_hops(payload.nbytes, self._size) == 1:
+            return self._deliver(output.view(self._size, -1), payload.repeat(self._size, 1))
         return self._gather(output, payload)
+
+    def deliver(self, output: Tensor, rows: Tensor) -> Work:
+        """Give every rank its row, and put the rows that all have for this one into `output`."""
+        return self._deliver(output, rows)
 
     def _into_one(self, output: Tensor, payload: Tensor) -> Work:
         work: Work = self._single(output, payload, group=self._group, async_op=True)

@@ -10,7 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ...collectives import CHUNK, chunk_sizes, share_size
 from ...engine import Exchange
+from ...groups.transport import gather_hops
 from ...message import HEADER_BYTES
 from ...report import dense_traffic
 from ...scheme import as_scheme
@@ -25,8 +27,9 @@ class Load:
     """What one host does in one step.
 
     Args:
-        hops: how often it waits for a neighbour: W−1 times in an all-gather, twice that in an
-            all-reduce or by way of owners, for each of a step's collectives.
+        hops: how often it waits for another: 2 (W−1) times for each bucket of dense DDP; once for
+            a small all-gather and W−1 times for a large one, and once more to reach owners or
+            those who add up.
         received: bytes, as many as it sends.
         looked_at: values that it selects from; as an owner, once more from its share.
         added: values that it adds up one by one: the selected ones of all hosts, or its own if
@@ -64,16 +67,26 @@ class Loads:
             received = sum(dense_traffic(count, hosts, 4) for count in self._values)
             return Load(2 * others * self._buckets, received, looked_at=0, added=0)
         collective = self._scheme.collective
-        ways = 2 if collective.adds or collective.fields else 1
-        collectives = 2 + ways * self._buckets  # a header and a verdict each step
         # Only the first bucket of a step sends a header.
         spared = (self._buckets - 1) * others * HEADER_BYTES
         return Load(
-            hops=others * collectives,
+            # a header and a verdict each step
+            hops=2 + sum(_hops(exchange, hosts) for exchange in self._exchanges),
             received=sum(exchange.traffic(hosts) for exchange in self._exchanges) - spared,
             looked_at=sum(self._values) + (sum(self._values) // hosts if collective.fields else 0),
             added=sum(_added(exchange, hosts) for exchange in self._exchanges),
         )
+
+
+def _hops(exchange: Exchange, hosts: int) -> int:
+    """How often a host waits for another in one exchange."""
+    collective = exchange.scheme.collective
+    if collective.adds:
+        share = share_size(min(exchange.value_count, CHUNK), hosts) * exchange.sum_width
+        return len(chunk_sizes(exchange.value_count)) * (1 + gather_hops(share, hosts))
+    if collective.fields:
+        return 1 + gather_hops(exchange.pull_bytes(hosts), hosts)
+    return gather_hops(exchange.message_bytes, hosts)
 
 
 def _added(exchange: Exchange, hosts: int) -> int:
