@@ -43,7 +43,7 @@ class ShardDesk(Desk):
             shards, count, device = self.shards, indices.numel(), values.device
             places, sources = kernels.on(device).deal(indices, shards)
             selected = torch.cat([values[:count], values.new_zeros(1)])  # and one for free slots
-            numbers = selected[sources]
+            numbers = selected.index_select(0, sources)
             rows, errors = [], []
             lost = values.new_zeros(values.numel() - count)
             for owner, form in enumerate(self.exchange.push_forms(self.call.world)):
@@ -81,8 +81,10 @@ class ShardDesk(Desk):
         )
 
     def _all_sent(self, indices: Tensor, sources: Tensor) -> bool:
-        entries = (indices < self.exchange.segments.size).count_nonzero()
-        return bool((sources < indices.numel()).count_nonzero() == entries)
+        count, size = indices.numel(), self.exchange.segments.size
+        if count and indices[-1] == size:  # "nowhere" comes last
+            count = int(torch.searchsorted(indices, size))
+        return int((sources < indices.numel()).count_nonzero()) == count
 
     def settle(self, messages: Sequence[Tensor]) -> Tensor:
         rank, shards = self.call.rank, self.shards

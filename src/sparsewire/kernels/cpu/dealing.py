@@ -14,6 +14,8 @@ from .jit import Array, array, is_flat, jit
 if TYPE_CHECKING:
     from ...shards import Shards
 
+_BITS = CARD.bit_length() - 1  # of a place on a card
+
 
 def deal(indices: Tensor, shards: Shards) -> tuple[Tensor, Tensor]:
     if not is_flat(indices, torch.int64):
@@ -74,33 +76,38 @@ def _deal(
     slots: Array,
     size: int,
 ) -> None:
-    """Indices ascend, so span, piece and turn only ever move on."""
+    """Indices ascend, so span and piece only ever move on."""
     world = len(rooms)
+    whole_turn = CARD * world
+    inverse = 1 / whole_turn  # division of whole numbers takes ten times as long
     filled = slots[:world].copy()
     ends = filled.copy()  # where each owner's slots for the current piece end
-    span, piece, turn, start = -1, -1, 0, 0
+    span, piece = -1, -1
     for n in range(len(indices)):
         index = indices[n]
         if index >= size:
             break
         while span + 1 < len(starts) and starts[span + 1] <= index:
             span += 1
-            turn, start = 0, starts[span]  # of the turn
         if piece + 1 < len(pieces) and pieces[piece + 1] <= index:
             while piece + 1 < len(pieces) and pieces[piece + 1] <= index:
                 piece += 1
             for owner in range(world):
                 ends[owner] = filled[owner] + rooms[owner, piece]
-        while index - start >= CARD * world:
-            start += CARD * world
-            turn += 1
-        owner = (index - start) // CARD + _rotation(turn, keys[span], world)
+        turn = int((index - starts[span]) * inverse)
+        place = index - starts[span] - turn * whole_turn
+        if place < 0:
+            turn, place = turn - 1, place + whole_turn
+        elif place >= whole_turn:
+            turn, place = turn + 1, place - whole_turn
+        owner = (place >> _BITS) + _rotation(turn, keys[span], world)
         if owner >= world:
             owner -= world
-        if filled[owner] < ends[owner]:
-            places[filled[owner]] = local[owner, span] + turn * CARD + (index - start) % CARD
-            sources[filled[owner]] = n
-            filled[owner] += 1
+        slot = filled[owner]
+        if slot < ends[owner]:
+            places[slot] = local[owner, span] + (turn << _BITS) + (place & (CARD - 1))
+            sources[slot] = n
+            filled[owner] = slot + 1
 
 
 @jit
@@ -126,8 +133,9 @@ def _collect(
         while span + 1 < len(local) and local[span + 1] <= place:
             span += 1
         inside = place - local[span]
-        turn = inside // CARD
+        turn = inside >> _BITS
         card = owner - _rotation(turn, keys[span], world)
         if card < 0:
             card += world
-        indices[n] = starts[span] + (turn * world + card) * CARD + inside % CARD
+        card += turn * world
+        indices[n] = starts[span] + (card << _BITS) + (inside & (CARD - 1))
