@@ -56,7 +56,7 @@ def draw(scale: Scale) -> Figure:
     seconds.plot(list(floor), list(floor.values()), marker=".", label=COMPUTE, **plain)
     _finish(received, scale, "Received per host and step", human_bytes)
     _finish(seconds, scale, f"Time of a step {scale.place}", say_seconds)
-    figure.legend(loc="outside lower left", ncols=3, frameon=False, labelcolor=INK, fontsize=9)
+    figure.legend(loc="outside lower left", ncols=2, frameon=False, labelcolor=INK, fontsize=9)
     figure.text(
         0.995,
         0.01,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -139,17 +140,19 @@ class Scale:
 
     def crossover(self, name: str) -> int | None:
         """The least number of hosts with which dense DDP is as fast in the model, if any is."""
-        for hosts in range(2, self.most + 1):
-            if self.modelled(name, hosts) >= self.modelled(DENSE, hosts):
-                return hosts
-        return None
+        return self._first(lambda n: self.modelled(name, n) >= self.modelled(DENSE, n))
 
     def crossover_of_bytes(self, name: str) -> int | None:
         """The least number of hosts with which dense DDP receives no more, if there is one."""
-        for hosts in range(2, self.most + 1):
-            if self.received(name, hosts) >= self.received(DENSE, hosts):
-                return hosts
-        return None
+        return self._first(lambda n: self.received(name, n) >= self.received(DENSE, n))
+
+    def _first(self, has_crossed: Callable[[int], bool]) -> int | None:
+        """The least number of hosts for which this is so; it is then so for all larger ones."""
+        crossed = [hosts for hosts in self.doublings if has_crossed(hosts)]
+        if not crossed:
+            return None
+        between = range(max(2, crossed[0] // 2), crossed[0] + 1)
+        return between[bisect_left(between, True, key=has_crossed)]
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it, with what follows from the samples beside them."""
