@@ -51,6 +51,35 @@ def test_explanation_says_why(text: str, collective: str, why: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "workers", "better"),
+    [
+        ("TopK(0.01)", 8, "Sharded()"),
+        ("TopK(0.01)", 2, ""),
+        ("Scheme(TopK(0.01), collective=Sharded())", 8, ""),
+        ("Scheme(TopK(0.01), collective=Sharded())", 2, "AllGather()"),
+        ("Scheme(RandomK(0.01), collective=AllGather())", 8, "AllReduce()"),
+        ("Scheme(RandomK(0.01), collective=Sharded())", 8, "AllReduce()"),
+        ("RandomK(0.01)", 8, ""),
+        ("Dense()", 8, ""),
+    ],
+)
+def test_explanation_names_what_sends_less(text: str, workers: int, better: str) -> None:
+    found = sw.explain(text, {"w": (1000, 1000)}, workers)
+    assert found.advice.startswith(f"collective={better} would send" if better else "")
+    assert bool(found.advice) is bool(better)
+    assert ("  instead      " in str(found)) is bool(better)
+
+
+def test_explanation_of_owners_shows_both_ways() -> None:
+    found = sw.explain("Scheme(TopK(0.01), collective=Sharded())", {"w": (1000, 1000)}, 4)
+    assert found.sent_bytes == 3 * (
+        HEADER_BYTES + VERDICT_BYTES + found.push_bytes + found.pull_bytes
+    )
+    assert "to each owner" in str(found)
+    assert found.memory_bytes == 2 * 4 * (1_000_000 + 250_000)
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("TopK(0.01)", ""),

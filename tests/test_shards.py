@@ -12,6 +12,8 @@ import sparsewire as sw
 from sparsewire.engine import Exchange
 from sparsewire.kernels import reference
 from sparsewire.kernels.cards import CARD, owned
+from sparsewire.ledger import Ledger
+from sparsewire.memory import LEDGER
 from sparsewire.segments import Segments
 from sparsewire.shards import OWNED, Shards
 
@@ -182,3 +184,32 @@ def test_traffic_does_not_grow_with_the_number_of_workers() -> None:
         assert all(n <= 2.6 * message for n in sent.values())
         gathered = sw.explain(scheme, shapes, 8).sent_bytes
         assert gathered > 2.5 * sent[8]
+
+
+def test_a_report_counts_what_owners_hold_back() -> None:
+    crew = Crew("Scheme(TopK(0.5), collective=Sharded(0.0005))", 2, LARGE)
+    for step in range(3):
+        crew.exchange(noise(2, crew.size, step))
+    ledger = crew.ledgers[0]
+    kept = ledger.state()["a"]
+    both = kept["residual"].double().square().sum() + kept[OWNED].double().square().sum()
+    assert ledger.squares()["a"] == pytest.approx(float(both))
+    assert kept[OWNED].norm() > kept["residual"].norm()
+
+
+def test_owners_may_come_but_not_go_with_what_they_hold() -> None:
+    plain = Ledger((LEDGER,), {"w": (40,)})
+    owners = Ledger((LEDGER, OWNED), {"w": (40,)}, 1, 2)
+    owners.load({"w": {LEDGER: torch.ones(40)}})
+    assert owners.state()["w"][LEDGER].sum() == 40
+    assert not owners.state()["w"][OWNED].any()
+    with pytest.raises(sw.StateError, match="no owners: attach with collective=Sharded"):
+        plain.load(owners.state())
+    with pytest.raises(sw.StateError, match="this rank owns"):
+        owners.load({"w": {LEDGER: torch.ones(40), OWNED: torch.ones(40)}})
+
+
+def test_traffic_is_as_foretold_on_many_workers() -> None:
+    crew = Crew("Scheme(TopK(0.02), collective=Sharded(), whole=64)", 64, SHAPES)
+    crew.exchange(noise(64, crew.size, 0))
+    assert {meter.bytes_sent for meter in crew.meters} == {crew.engine.traffic(64)}

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from .collectives import AllGather, Collective, Sharded
+from .collectives import AllGather, AllReduce, Sharded
 from .engine import Exchange
+from .errors import SchemeError
 from .message import DIGEST_BYTES, HEADER_BYTES, VERDICT_BYTES
 from .report import dense_traffic, human_bytes
 from .scheme import AnyScheme, Scheme, Warmup, as_scheme
@@ -75,7 +76,7 @@ class Explanation:
                 f"{human_bytes(self.push_bytes)} to each owner, {human_bytes(self.pull_bytes)} "
                 f"from each of them"
             )
-            lines.insert(4, f"  shards       {ways}")
+            lines[2] = f"  messages     {ways}"
         if self.advice:
             lines.append(f"  instead      {self.advice}")
         if self.warmup:
@@ -120,17 +121,21 @@ def explain(
 
 
 def _advice(exchange: Exchange, workers: int) -> str:
-    """The other way for messages to meet, where it sends clearly less on so many workers."""
-    scheme = exchange.scheme
-    if workers < 2 or scheme.collective.adds or not exchange.segments.pieces:
+    """Another way for messages to meet, if one sends clearly less on so many workers."""
+    if workers < 2 or not exchange.segments.pieces:
         return ""
-    other: Collective = AllGather() if scheme.collective.fields else Sharded()
-    less = exchange.traffic(workers) / replace(
-        exchange, scheme=replace(scheme, collective=other)
-    ).traffic(workers)
-    if less < WORTH_SAYING:
-        return ""
-    return f"collective={other!r} would send {less:.1f}x less on {workers} workers"
+    best, least = "", exchange.traffic(workers) / WORTH_SAYING
+    for other in (AllGather(), AllReduce(), Sharded()):
+        try:
+            scheme = replace(exchange.scheme, collective=other)
+        except SchemeError:
+            continue  # it cannot go that way
+        sent = replace(exchange, scheme=scheme).traffic(workers)
+        if sent < least:
+            less = exchange.traffic(workers) / sent
+            best = f"collective={other!r} would send {less:.1f}x less on {workers} workers"
+            least = sent
+    return best
 
 
 def _memory_bytes(scheme: Scheme, size: int, workers: int) -> int:

@@ -166,11 +166,16 @@ class Ledger:
         return state
 
     def squares(self) -> dict[str, float]:
-        """The sum of squares of each parameter's residual; empty if none is kept."""
-        if LEDGER not in self.fields:
+        """The sum of squares of what is held back of each parameter, as worker and as owner; empty
+        if nothing is kept."""
+        fields = [field for field in (LEDGER, OWNED) if field in self.fields]
+        if not fields:
             return {}
-        kept = {name: self.recall(name).get(LEDGER) for name in self.shapes}
-        return {n: 0.0 if t is None else float(t.double().square().sum()) for n, t in kept.items()}
+        kept = {name: self.recall(name) for name in self.shapes}
+        return {
+            name: sum(float(tensors[f].double().square().sum()) for f in fields if f in tensors)
+            for name, tensors in kept.items()
+        }
 
     def check(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Refuse state that does not belong to these parameters, saying which do not fit."""
@@ -188,7 +193,13 @@ class Ledger:
         if foreign:
             raise StateError(f"the saved state knows {_some(foreign)}, which this model has not")
         for name in self.shapes:
-            if set(state[name]) != set(self.fields):
+            if OWNED in state[name] and OWNED not in self.fields:
+                raise StateError(
+                    f"the saved state of {name} holds what an owner keeps back, and this scheme "
+                    f"has no owners: attach with collective=Sharded(), or it would be lost"
+                )
+            # owners that there were not before begin with nothing
+            if {*state[name], OWNED} != {*self.fields, OWNED}:
                 raise StateError(
                     f"the saved state of {name} holds {sorted(state[name])}, and this memory keeps "
                     f"{sorted(self.fields)}"

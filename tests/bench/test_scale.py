@@ -86,8 +86,9 @@ def test_loads_of_an_all_gather_grow_and_of_an_all_reduce_stay() -> None:
     assert dense.on(2).received == 4 * 4_011_010
     assert gather.on(9).added == 9 * gather.on(1).added
     assert reduce.on(9).added == reduce.on(2).added
-    assert gather.on(9).hops == 8 * (2 + 2)  # header, verdict, and two buckets
-    assert reduce.on(9).hops == 8 * (2 + 4)
+    assert gather.on(9).hops == 2 + 2  # header, verdict, and two buckets, all small
+    assert 2 + 99 < gather.on(100).hops <= 2 + 2 * 99  # too many to reach at once
+    assert reduce.on(9).hops == 2 + 4
     assert dense.on(9).hops == 2 * 8 * 2
 
 
@@ -120,7 +121,14 @@ def _count_bytes(name: str) -> tuple[list[int], list[dict[str, tuple[int, ...]]]
 
 @pytest.mark.xdist_group("ranks")  # where two ranks are kept running
 @pytest.mark.parametrize(
-    "name", [*NAMES, "Threshold(0.01)", "RandomK(0.01)", "Scheme(TopK(0.01), scope='global')"]
+    "name",
+    [
+        *NAMES,
+        "Threshold(0.01)",
+        "RandomK(0.01)",
+        "Scheme(TopK(0.01), scope='global')",
+        "Scheme(TopK(0.01), collective=Sharded())",
+    ],
 )
 def test_bytes_are_what_a_meter_counts(two: Cluster, name: str) -> None:
     for counts, buckets in two.run(_count_bytes, name):

@@ -192,5 +192,19 @@ def test_nodes_that_make_no_sense_are_refused(
         assert words in said
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, "bfloat16"])
+def test_nodes_add_up_real_numbers_only(four: Cluster, dtype: object) -> None:
+    for said in four.run(_refused_dtype, dtype):
+        assert "within_dtype is a floating-point type" in said
+
+
+def _refused_dtype(dtype: Any) -> str:
+    try:
+        sw.attach(DDP(make_model()), "TopK(0.05)", within=2, within_dtype=dtype).detach()
+    except sw.AttachError as error:
+        return str(error)
+    return ""
+
+
 def test_torchrun_says_how_many_ranks_a_machine_has(four: Cluster) -> None:
     assert four.run(_refused, "local", "2") == [""] * 4

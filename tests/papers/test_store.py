@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,6 +56,16 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     assert store.count_done([CELL], [0]) == 1
     store.append(result(1, 0.6))
     assert [r["seed"] for r in Store(path).find_all(CELL)] == [0, 1]
+
+
+@pytest.mark.parametrize("changed", [{"seed": "a"}, {"scheme": None}, {"recipe": 3}])
+def test_lines_that_say_nothing_are_left_out(tmp_path: Path, changed: dict[str, object]) -> None:
+    path = tmp_path / "results.jsonl"
+    Store(path).append(result(0, 0.5))
+    with path.open("a") as stream:
+        stream.write(json.dumps({**result(1, 0.5), **changed}) + "\n")
+        stream.write(json.dumps({"schema": SCHEMA}) + "\n")
+    assert [r["seed"] for r in Store(path).find_all(CELL)] == [0]
 
 
 def test_numbers_that_are_not_finite_become_nothing(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -69,6 +70,12 @@ def attach(
         raise AttachError(f"timeout is a number of seconds above 0, not {timeout!r}")
     if within is None and within_dtype is not None:
         raise AttachError("within_dtype says how a node adds up, and no node is given: pass within")
+    if within_dtype is not None and not (
+        isinstance(within_dtype, torch.dtype) and within_dtype.is_floating_point
+    ):
+        raise AttachError(
+            f"within_dtype is a floating-point type, such as torch.bfloat16, not {within_dtype!r}"
+        )
     if scaler is not None and not scaler.is_enabled():
         scaler = None  # it would let every number through
     slot = slot_of(ddp)
@@ -137,14 +144,15 @@ class Wire:
         With `strict=False` the scheme may be another one, if its memory is of the same kind.
         """
         p = self._pipeline
+        within = 1 if p.node is None else p.node.size
+        before = state.get("within", 1) if isinstance(state, Mapping) else within
+        if before != within:
+            raise StateError(
+                f"the saved state is of machines with {before} ranks each, and here they have "
+                f"{within}: attach with the same within="
+            )
         saved.check(state, p.scheme, p.group, p.ledger, strict)
         p.scaling.check(state.get("scaling"))
-        within = 1 if p.node is None else p.node.size
-        if state.get("within", 1) != within:
-            raise StateError(
-                f"the saved state is of machines with {state['within']} ranks each, and here they "
-                f"have {within}: attach with the same within="
-            )
         p.ledger.load(state["memory"])
         p.scaling.load(state["scaling"])
         p.steps = state["step"]

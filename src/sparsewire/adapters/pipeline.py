@@ -8,7 +8,7 @@ does the memory change: a step that fails anywhere has changed nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
@@ -217,7 +217,7 @@ class Pipeline:
     def _verdict(self, step: _Step) -> Unsound | None:
         def ask(group: DistributedGroup) -> dict[int, str] | None:
             unsound = drive(agree(step.findings, group.rank), group, self.meter)
-            return None if unsound is None else dict(unsound.parameters)
+            return None if unsound is None else _some(unsound.parameters)
 
         if self.node is None:
             found = ask(self.group)
@@ -291,3 +291,8 @@ class Pipeline:
         self.ledger.discard()
         for item in list(self._step.buckets):
             item.promise.fail(error)
+
+
+def _some(parameters: Mapping[int, str]) -> dict[int, str]:
+    """The first few of them, with names that are not too long to be told to others."""
+    return {rank: parameters[rank][:200] for rank in list(parameters)[:5]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -56,6 +57,8 @@ def make_folder(folder: Path) -> None:
     """Have a folder for results, before anything is measured in vain."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError as error:
         raise explain_os_error(error, "write results to") from None
 

@@ -25,7 +25,8 @@ from ..errors import AttachError, SparsewireError
 from .distributed import DistributedGroup
 
 Within = dist.ProcessGroup | DeviceMesh | int | Literal["local"]
-_NOTE_BYTES = 2048  # of what a leader tells its node
+_NOTE_BYTES = 8192  # of what a leader tells its node
+_TEXT = 1000  # characters of an error, each of up to six bytes
 
 
 # Groups that are free again, for each way to share out the ranks and deadline.
@@ -86,7 +87,7 @@ class Node:
     def ask(self, work: Callable[[DistributedGroup], Any]) -> Any:
         """What `work` returns to the leader, who alone does it, or raises, on all ranks alike.
 
-        It is to return what JSON can say.
+        It is to return what JSON can say in a few words.
         """
         self._follow()
         note: dict[str, Any] = {}
@@ -96,8 +97,8 @@ class Node:
             except errors.ExchangeError:
                 raise  # the roll call reaches the others
             except SparsewireError as error:
-                note["error"] = [type(error).__name__, str(error)]
-        data = json.dumps(note).encode()[:_NOTE_BYTES].ljust(_NOTE_BYTES)
+                note["error"] = [type(error).__name__, str(error)[:_TEXT]]
+        data = json.dumps(note).encode().ljust(_NOTE_BYTES)
         said = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         self._group.broadcast([said])
         note = json.loads(said.numpy().tobytes())

@@ -124,7 +124,7 @@ class _Filling:
 
     def fill(self, cells: Sequence[Cell], seeds: Sequence[int]) -> None:
         """All cells with the first seed, then with the next."""
-        began, longest = time.monotonic(), 0.0
+        began, longest = time.monotonic(), 0.0  # the first is begun in any case
         todo = [(cell, seed) for seed in seeds for cell in cells]
         todo = [(cell, seed) for cell, seed in todo if not self._store.find(cell, seed)]
         minutes = self._request.minutes

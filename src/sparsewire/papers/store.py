@@ -76,8 +76,15 @@ def _read(path: Path) -> list[Result]:
         try:
             result = json.loads(line)
             schema = result["schema"]
+            is_whole = schema != SCHEMA or (
+                isinstance(result["scheme"], str)
+                and isinstance(result["recipe"], dict)
+                and isinstance(result["seed"], int)
+            )
         except (ValueError, KeyError, TypeError):
             continue  # cut off while it was written: that training is done again
+        if not is_whole:
+            continue
         if schema != SCHEMA:
             raise StoreError(
                 f"line {number} of {path} has schema {schema}, and this version reads {SCHEMA}: "
