@@ -114,9 +114,6 @@ def combinations() -> Iterator[sw.Scheme]:
             yield allowed[turn % len(allowed)]
 
 
-SCHEMES = tuple(combinations())
-
-
 def way(scheme: sw.Scheme) -> tuple[object, object]:
     """What decides how a scheme's messages meet."""
     return scheme.selector, scheme.collective
@@ -135,7 +132,12 @@ def latin(schemes: Sequence[sw.Scheme]) -> list[sw.Scheme]:
     return chosen
 
 
-SAMPLE = latin(SCHEMES)
+DIRECT, OWNED_WAYS = [], []
+for one in combinations():
+    (OWNED_WAYS if one.collective.fields else DIRECT).append(one)
+OWNED_WAYS = latin(OWNED_WAYS)  # a sample is enough: what is written is written as elsewhere
+SCHEMES = (*DIRECT, *OWNED_WAYS)
+SAMPLE = [*latin(DIRECT), *OWNED_WAYS]
 
 
 def label(part: object) -> str:
