@@ -122,7 +122,7 @@ def test_message() -> None:
     assert read_indices.tolist() == [3, 17]
     assert read_values.tolist() == [1.0, -3.0]
     low, flags, step, codes, padding, _ = EXAMPLES["message"]
-    sizes = exchange()
+    sizes = exchange().form
     assert len(low + flags) == sizes.index_bytes
     assert len(step + codes) == sizes.value_bytes
     assert padding == bytes(sizes.padding_bytes)

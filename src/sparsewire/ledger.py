@@ -207,10 +207,9 @@ class Ledger:
             for field, tensor in state[name].items():
                 shape = self._shape(name, field)
                 if tuple(tensor.shape) != shape:
-                    what = "this rank owns" if field == OWNED else "the parameter has"
+                    has = ", and this rank owns" if field == OWNED else ", and the parameter has"
                     raise StateError(
-                        f"the saved {field} of {name} has shape {tuple(tensor.shape)}, and {what} "
-                        f"{shape}"
+                        f"the saved {field} of {name} has shape {tuple(tensor.shape)}{has} {shape}"
                     )
                 if not tensor.isfinite().all():
                     raise StateError(f"the saved {field} of {name} holds NaN or infinity")

@@ -261,4 +261,4 @@ def test_help_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
         assert "  sparsewire bench step --model resnet18" in shown
     with pytest.raises(SystemExit):
         main([])
-    assert "  bench    Measure" in capsys.readouterr().out
+    assert "  bench      Measure" in capsys.readouterr().out

@@ -265,6 +265,18 @@ def owned_places(span: Span, rank: int, world: int) -> list[int]:
     return [place for place in range(span.length) if counts[place + 1] > counts[place]]
 
 
+def owed_by(states: Sequence[sw.State], name: str) -> Tensor:
+    """What all ranks hold back of one parameter, as workers and as owners."""
+    kept = [state.memory[name] for state in states]
+    owed = torch.stack([fields[LEDGER].double() for fields in kept]).sum(dim=0)
+    flat, span = owed.view(-1), Span(name, tuple(owed.shape), 0)
+    for rank, fields in enumerate(kept):
+        if OWNED in fields:
+            places = torch.tensor(owned_places(span, rank, len(states)), dtype=torch.int64)
+            flat[places] += len(states) * fields[OWNED].double()
+    return owed
+
+
 def flatten(gradients: Mapping[str, Tensor], segments: Segments) -> Tensor:
     """Gradients by name as one flat tensor."""
     return torch.cat([gradients[span.name].reshape(-1) for span in segments.spans])

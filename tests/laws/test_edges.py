@@ -25,6 +25,7 @@ from .cases import (
     label,
     named_noise,
     noise,
+    owed_by,
     within,
 )
 
@@ -108,7 +109,7 @@ def test_tiny_tensors(scheme: sw.Scheme, whole: int | None) -> None:
         for name, shape in shapes.items():
             assert mean[name].shape == shape
             deposited = gradients[0][name].double() + gradients[1][name].double()
-            owed = sum(state.memory[name][LEDGER].double() for state in states)
+            owed = owed_by(states, name)
             assert within(2 * mean[name] + owed, deposited, 1e-5), title
             if math.prod(shape) <= 1:
                 assert not torch.as_tensor(owed).any(), title
@@ -148,7 +149,7 @@ def test_other_float_types(scheme: sw.Scheme, dtype: torch.dtype) -> None:
             applied[name] += world * mean[name].double()
     for name in SHAPES:
         assert all(state.memory[name][LEDGER].dtype == ledger_dtype for state in states)
-        owed = sum(state.memory[name][LEDGER].double() for state in states)
+        owed = owed_by(states, name)
         rounding = 50 * max(torch.finfo(dtype).eps, torch.finfo(torch.float64).eps)
         assert within(applied[name] + owed, deposited[name], rounding)
 

@@ -51,7 +51,7 @@ class DistributedGroup:
         process_group: who takes part; the default group if None.
         timeout: seconds that any collective may take.
         device: where gradients live; messages go to the CPU where the backend needs them there.
-        is_own: the process group was made for this, and needs no double.
+        _is_own: the process group was made for this, and needs no double.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class DistributedGroup:
         process_group: dist.ProcessGroup | None = None,
         timeout: float = 60.0,
         device: torch.device | None = None,
-        is_own: bool = False,
+        _is_own: bool = False,
     ) -> None:
         if not dist.is_initialized():
             raise AttachError(
@@ -79,8 +79,8 @@ class DistributedGroup:
         self.doing = "the first meeting"
         self._closed = False
         self._rooms: dict[str, Tensor] = {}
-        self._is_own = is_own
-        if self.size > 1 and is_own:
+        self._is_own = _is_own
+        if self.size > 1 and _is_own:
             self._double = original
         elif self.size > 1:
             spare = _spares.setdefault(original, {}).setdefault(timeout, [])

@@ -55,10 +55,10 @@ class Node:
         self._pair = self._spare.pop() if self._spare else _make_groups(nodes, everyone.timeout)
         self.count = len(nodes)
         self.size = len(nodes[0])
-        self._group = DistributedGroup(self._pair[0], everyone.timeout, device, is_own=True)
+        self._group = DistributedGroup(self._pair[0], everyone.timeout, device, _is_own=True)
         self.leaders: DistributedGroup | None = None
         if self._group.rank == 0:
-            self.leaders = DistributedGroup(self._pair[1], everyone.timeout, device, is_own=True)
+            self.leaders = DistributedGroup(self._pair[1], everyone.timeout, device, _is_own=True)
             self.leaders.roll_call = everyone.roll_call  # a failure anywhere concerns all ranks
         self._group.roll_call = everyone.roll_call
         self._dtype = dtype
