@@ -32,6 +32,7 @@ from .capture import Captured
 # and take turns. Coordinates chosen at random are drawn outside and never repeat.
 # Even, since every exchange also has its own page of the memory to read.
 TURNS = 4
+_ALIGNED = 64  # values: where a worker's gradient begins
 
 
 class Simulation:
@@ -49,7 +50,9 @@ class Simulation:
         self.sent = self.received = 0.0
         self.segments = scheme.at(0).cut(shapes)
         size = self.segments.size
-        self.gradients = [torch.zeros(size, device=device) for _ in range(workers)]
+        # side by side, so that one tensor can hold all workers' gradients of a parameter
+        rows = torch.zeros(workers, size + -size % _ALIGNED, device=device)
+        self.gradients = list(rows[:, :size])
         # with its number, as tensors tell it: tables are kept by device
         self._scheme, self._shapes, self._device = scheme, shapes, self.gradients[0].device
         kept = scheme.memory.kept_as(torch.float32)

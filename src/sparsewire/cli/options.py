@@ -344,6 +344,8 @@ class Reproduce:
     """File that results are appended to and read from; the picture lies beside it."""
     minutes: Annotated[float | None, arg(metavar="M", help_behavior_hint="")] = None
     """Begin no training that would not end within M minutes."""
+    beside: Annotated[int, arg(metavar="N")] = 1
+    """Trainings that take turns, step by step: together they fill a GPU better."""
     quiet: bool = False
     """No progress."""
     debug: bool = False

@@ -15,6 +15,8 @@ def reproduce(options: Reproduce) -> int:
         )
     if options.minutes is not None and options.minutes < 0:
         raise CommandError(f"--minutes must be at least 0, not {options.minutes:g}", USAGE)
+    if options.beside < 1:
+        raise CommandError(f"--beside must be at least 1, not {options.beside}", USAGE)
     request = Request(
         name=None if options.list else options.name,
         recipe="quick" if options.quick else options.recipe,
@@ -25,6 +27,7 @@ def reproduce(options: Reproduce) -> int:
         download=options.download,
         store=options.store,
         minutes=options.minutes,
+        beside=options.beside,
         quiet=options.quiet,
     )
     try:

@@ -23,6 +23,7 @@ def main() -> int:
     parser.add_argument("--download", action="store_true")
     parser.add_argument("--store", type=Path, metavar="FILE")
     parser.add_argument("--minutes", type=float, metavar="M")
+    parser.add_argument("--beside", type=int, default=1, metavar="N")
     parser.add_argument("--quiet", action="store_true")
     given = vars(parser.parse_args())
     given["only"] = tuple(given["only"])

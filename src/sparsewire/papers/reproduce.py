@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from importlib import metadata
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -26,8 +27,8 @@ from . import picture, table
 from .catalogue import STUDIES
 from .problems import Shelf
 from .recipe import Cell, Study
-from .store import SCHEMA, Result, Store, StoreError, usual_path
-from .trainer import Look, Trainer, free
+from .store import SCHEMA, Store, StoreError, usual_path
+from .trainer import Look, Outcome, Steps, Trainer, free
 
 
 class RequestError(SparsewireError, ValueError):
@@ -47,6 +48,7 @@ class Request:
     download: bool = False
     store: Path | None = None
     minutes: float | None = None
+    beside: int = 1
     quiet: bool = False
 
 
@@ -110,6 +112,26 @@ def show(study: Study, title: str, cells: Sequence[Cell], store: Store, path: Pa
         print(f"picture: {path}")
 
 
+@dataclass(frozen=True)
+class _Training:
+    """One under way."""
+
+    cell: Cell
+    seed: int
+    name: str
+    trainer: Trainer
+    steps: Steps
+    began: float
+
+    def go_on(self) -> Outcome | None:
+        """Take a step; the outcome if there are none left."""
+        try:
+            self.trainer.go_on(self.steps)
+        except StopIteration as end:
+            return cast(Outcome, end.value)
+        return None
+
+
 class _Filling:
     """Trains what is missing, in turn, as long as there is time."""
 
@@ -124,22 +146,34 @@ class _Filling:
 
     def fill(self, cells: Sequence[Cell], seeds: Sequence[int]) -> None:
         """All cells with the first seed, then with the next."""
-        began, longest = time.monotonic(), 0.0  # the first is begun in any case
         todo = [(cell, seed) for seed in seeds for cell in cells]
         todo = [(cell, seed) for cell, seed in todo if not self._store.find(cell, seed)]
-        minutes = self._request.minutes
-        for number, (cell, seed) in enumerate(todo, start=1):
-            now = time.monotonic()
-            # No training is begun that would not end in time if it took as long as the longest.
-            if minutes is not None and now - began + longest > 60 * minutes:
-                self._tell(f"time is up: {len(todo) - number + 1} trainings left")
-                return
-            self._store.append(self._train(cell, seed, f"[{number}/{len(todo)}]"))
-            free(self._device)
-            longest = max(longest, time.monotonic() - now)
+        self._many, self._began, self._longest = len(todo), time.monotonic(), 0.0
+        running: list[_Training] = []
+        while todo or running:
+            while todo and len(running) < self._request.beside:
+                if not self._is_time_left():  # the first is begun in any case
+                    self._tell(f"time is up: {len(todo)} trainings left")
+                    todo.clear()
+                    break
+                running.append(self._begin(*todo.pop(0), self._many - len(todo)))
+            for training in list(running):
+                outcome = training.go_on()
+                if outcome is not None:
+                    self._keep(training, outcome)
+                    running.remove(training)
+                    self._longest = max(self._longest, time.monotonic() - training.began)
+                    del training
+                    free(self._device)
 
-    def _train(self, cell: Cell, seed: int, number: str) -> Result:
-        self._tell(f"{number} {cell.name}, seed {seed}: {cell.scheme}")
+    def _is_time_left(self) -> bool:
+        """Whether a training would end in time if it took as long as the longest so far."""
+        minutes = self._request.minutes
+        return minutes is None or (time.monotonic() - self._began + self._longest <= 60 * minutes)
+
+    def _begin(self, cell: Cell, seed: int, number: int) -> _Training:
+        name = f"[{number}/{self._many}] {cell.name}, seed {seed}"
+        self._tell(f"{name}: {cell.scheme}")
         recipe, problem = cell.recipe, self._shelf.get(cell.recipe)
         trainer = Trainer(recipe, _seeded(cell.scheme, seed), problem, seed, self._device)
         every = max(1, recipe.epochs // 5)
@@ -147,25 +181,31 @@ class _Filling:
         def tell(look: Look) -> None:
             if look.epoch % every == 0 or look.epoch == recipe.epochs:
                 self._tell(
-                    f"    epoch {look.epoch:g}/{recipe.epochs}  loss {look.loss:.4f}  "
+                    f"{name}: epoch {look.epoch:g}/{recipe.epochs}  loss {look.loss:.4f}  "
                     f"accuracy {look.test_accuracy:.2%}  {look.step / look.seconds:.0f} steps/s"
                 )
 
-        outcome = trainer.run(tell)
+        return _Training(cell, seed, name, trainer, trainer.steps(tell), time.monotonic())
+
+    def _keep(self, training: _Training, outcome: Outcome) -> None:
         sent = f"{human_bytes(outcome.sent)} sent per step"
         how = "" if outcome.captured or self._device.type == "cpu" else ", not captured"
-        self._tell(f"    {'diverged, ' if outcome.diverged else ''}{sent}{how}")
-        return {
-            "schema": SCHEMA,
-            "study": self._study.name,
-            "recipe_name": self._recipe,
-            "cell": cell.name,
-            "scheme": cell.scheme,
-            "seed": seed,
-            "recipe": recipe.to_dict(),
-            **outcome.to_dict(),
-            **self._setting(),
-        }
+        diverged = "diverged, " if outcome.diverged else ""
+        self._tell(f"{training.name}: {diverged}{sent}{how}")
+        self._store.append(
+            {
+                "schema": SCHEMA,
+                "study": self._study.name,
+                "recipe_name": self._recipe,
+                "cell": training.cell.name,
+                "scheme": training.cell.scheme,
+                "seed": training.seed,
+                "recipe": training.cell.recipe.to_dict(),
+                **outcome.to_dict(),
+                "beside": self._request.beside,
+                **self._setting(),
+            }
+        )
 
     def _setting(self) -> dict[str, object]:
         setting = asdict(Setting.here({}))

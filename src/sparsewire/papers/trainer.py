@@ -1,9 +1,10 @@
 """One training with W simulated workers on one device.
 
 The workers hold the same weights, so there is one model. In a step every worker's own batch goes
-forward and backward through it, which gives W flat gradients; the exchange is that of real workers,
-with a memory for each; the optimizer applies the mean once. Batch normalisation sees each worker's
-batch alone, as in DDP, and its running statistics are those of worker 0, whose model is tested.
+forward and backward through it, all of them together where its layers can keep them apart, which
+gives W flat gradients; the exchange is that of real workers, with a memory for each; the optimizer
+applies the mean once. Batch normalisation sees each worker's batch alone, as in DDP, and its
+running statistics are those of worker 0, whose model is tested.
 
 On CUDA all forward and backward passes of a step are one captured graph, and the exchange another.
 The host waits for the device only when the test set is looked at.
@@ -15,8 +16,9 @@ import contextlib
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +28,11 @@ from ..adapters.capture import Captured, new_stream
 from ..adapters.simulation import Simulation
 from ..report import dense_traffic
 from ..scheme import AnyScheme
+from . import together
 from .problems import Problem
 from .recipe import Recipe
 
-STREAMS = 4  # workers whose passes run side by side on a GPU
+STREAMS = 4  # workers whose passes run side by side on a GPU if they are not one
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,9 @@ class Outcome:
         }
 
 
+Steps = Generator[None, None, Outcome]
+
+
 class Trainer:
     """Trains `problem` by `recipe` with `scheme`; weights, order and chance follow from `seed`."""
 
@@ -94,6 +100,7 @@ class Trainer:
         shapes = {name: tuple(p.shape) for name, p in self.model.named_parameters()}
         self.simulation = Simulation(scheme, shapes, recipe.workers, device)
         self.weights = self._lay_out()
+        self._crew = self._join()
         self._optimizer = self._make_optimizer()
         columns = problem.visit(seed, 0).shape[1]
         self._rows = torch.zeros(
@@ -101,11 +108,14 @@ class Trainer:
         )
         self._worker_losses = torch.zeros(recipe.workers, device=device)
         self._losses = torch.zeros(self._per_epoch, device=device)
+        self._stream = new_stream(device) if device.type == "cuda" else None
         self._passes = Captured(self._go_back_and_forth, device)
         self._streams = [
             new_stream(device)
             for _ in range(min(STREAMS, recipe.workers) if device.type == "cuda" else 0)
         ]
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream())
 
     def run(self, tell: Callable[[Look], None]) -> Outcome:
         """Train to the end, or until numbers are no longer finite.
@@ -113,29 +123,44 @@ class Trainer:
         Args:
             tell: called after every look at the test set.
         """
+        steps = self.steps(tell)
+        while True:
+            try:
+                self.go_on(steps)
+            except StopIteration as end:
+                return cast(Outcome, end.value)
+
+    def go_on(self, steps: Steps) -> None:
+        """Take one of the `steps`, on a stream of its own; raises StopIteration at the end."""
+        with _precision(self._recipe), torch.cuda.stream(self._stream):
+            next(steps)
+
+    def steps(self, tell: Callable[[Look], None]) -> Steps:
+        """The training step by step, so that several can take turns; returns its outcome."""
         recipe, looks = self._recipe, list[Look]()
         began, tested = time.perf_counter(), 0.0
-        diverged = False
         stops = {round(self._per_epoch * (n + 1) / recipe.looks) for n in range(recipe.looks)}
-        with _precision(recipe):
-            for epoch in range(recipe.epochs):
-                self._set_rate(recipe.rate_at(epoch))
-                rows, since = self._schedule(epoch), 0
-                for step in range(self._per_epoch):
-                    self._step(rows[step], step)
-                    if step + 1 in stops:
-                        losses = self._losses[since : step + 1].tolist()  # waits for the device
-                        now = time.perf_counter()
-                        look = self._look(epoch, step + 1, losses, now - began - tested)
-                        tested += time.perf_counter() - now
-                        looks.append(look)
-                        tell(look)
-                        since = step + 1
-                        diverged = self.simulation.has_flaw or not math.isfinite(look.loss)
-                        if diverged:
-                            break
-                if diverged:
-                    break
+        diverged = False
+        for epoch in range(recipe.epochs):
+            self._set_rate(recipe.rate_at(epoch))
+            rows, since = self._schedule(epoch), 0
+            for step in range(self._per_epoch):
+                self._step(rows[step], step)
+                yield
+                if step + 1 in stops:
+                    losses = self._losses[since : step + 1].tolist()  # waits for the device
+                    now = time.perf_counter()
+                    look = self._look(epoch, step + 1, losses, now - began - tested)
+                    tested += time.perf_counter() - now
+                    looks.append(look)
+                    tell(look)
+                    since = step + 1
+                    diverged = self.simulation.has_flaw or not math.isfinite(look.loss)
+                    if diverged:
+                        return self._outcome(looks, diverged)
+        return self._outcome(looks, diverged)
+
+    def _outcome(self, looks: Sequence[Look], diverged: bool) -> Outcome:
         simulation = self.simulation
         size = simulation.segments.size
         return Outcome(
@@ -143,7 +168,7 @@ class Trainer:
             parameters=size,
             sent=simulation.sent,
             received=simulation.received,
-            dense=float(dense_traffic(size, recipe.workers, 4)),
+            dense=float(dense_traffic(size, self._recipe.workers, 4)),
             seconds=looks[-1].seconds,
             captured=self._passes.is_captured and simulation.is_captured,
             diverged=diverged,
@@ -168,6 +193,16 @@ class Trainer:
         flat.grad = simulation.gradients[0]
         return flat
 
+    def _join(self) -> together.Crew | None:
+        """Let all workers go through the model together, if it can tell them apart."""
+        if not together.can_join(self.model):
+            return None
+        pairs = zip(self._parameters, zip(*self._places, strict=True), strict=True)
+        places = {parameter: together.places(each) for parameter, each in pairs}
+        crew = together.Crew(self._recipe.workers, places)
+        together.join(self.model, crew)
+        return crew
+
     def _make_optimizer(self) -> torch.optim.Optimizer:
         recipe = self._recipe
         if recipe.optimizer == "adagrad":
@@ -179,6 +214,7 @@ class Trainer:
             lr=recipe.rate,
             momentum=recipe.momentum,
             weight_decay=recipe.weight_decay,
+            fused=True,
         )
 
     def _set_rate(self, rate: float) -> None:
@@ -205,6 +241,15 @@ class Trainer:
     def _go_back_and_forth(self) -> None:
         """Forward and backward of all workers, into their gradients."""
         inputs, labels = self._problem.batch(self._rows.flatten(0, 1))
+        if self._crew is not None:
+            with self._autocast():
+                answers = self.model(inputs)
+            losses = together.losses(answers, labels, self._recipe.workers)
+            self._crew.begin()
+            torch.autograd.backward(losses.sum())
+            self._crew.wait()
+            self._worker_losses.copy_(losses.detach())
+            return
         for worker in range(self._recipe.workers):
             mine = slice(worker * self._recipe.batch, (worker + 1) * self._recipe.batch)
             with self._aside(worker), _counting(self.model, worker == 0):
