@@ -81,7 +81,8 @@ class Desk:
             fine = torch.ones(1, len(REASONS), dtype=torch.bool, device=self.gradient.device)
             left = self._inspect(messages[:own], entries[:own], 0)
             right = self._inspect(messages[own + 1 :], entries[own + 1 :], own + 1)
-            self._remember(first_damage(torch.cat([left, fine, right])))
+            rows = [rows for rows in (left, fine, right) if len(rows)]
+            self._remember(first_damage(torch.cat(rows)))
             return entries
 
     def open(self, message: Tensor, rank: int) -> tuple[Tensor, Tensor, list[Tensor]]:

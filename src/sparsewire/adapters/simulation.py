@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .. import kernels
 from ..desk import Call
-from ..engine import Exchange, Finding, agree
+from ..engine import Exchange, Finding, Run, agree
 from ..groups.simulated import SimulatedGroup
 from ..kernels.cards import owned
 from ..memory import LEDGER
@@ -39,7 +39,7 @@ class Simulation:
     """The exchange of W workers that share one model.
 
     Fill `gradients`, one flat tensor a worker, cut as `segments` says; `exchange` leaves the mean
-    in each of them. `sent` and `received` are the bytes of one worker in one step, on average.
+    in the first of them. `sent` and `received` are the bytes of one worker in one step, on average.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Simulation:
                     fields[name].mul_(factor)
 
     def exchange(self) -> None:
-        """Replace every worker's gradient by the mean of what they all send."""
+        """Replace the first worker's gradient by the mean of what they all send."""
         scheme = self._scheme.at(self.step)
         if self._phase is None or self._phase.scheme != scheme:
             self._phase = _Phase(self, scheme)
@@ -132,10 +132,17 @@ class _Phase:
         draw = Draw(self.scheme.seed, self._simulation.step, rank)
         return self.scheme.selector.coordinates(segments, draw, self._simulation._device)
 
-    def _meet(self, meters: Sequence[Meter] = ()) -> list[Finding]:
+    def _meet(self) -> None:
         """Exchange; what was found wrong is noted on the device."""
+        meters = [Meter() for _ in self._exchanges]
+        runs = self._runs(meters)
+        if self.scheme.memory.kept_as(torch.float32) == torch.float32:
+            self._note([self._group.follow(runs, meters)])
+        else:  # memories are rounded when all is over
+            self._note(self._group.drive(runs, meters))
+
+    def _runs(self, meters: Sequence[Meter]) -> list[Run]:
         whole = self._simulation
-        meters = meters or [Meter() for _ in self._exchanges]
         step = whole.step % TURNS if whole._device.type == "cuda" else whole.step
         before, after = whole._pages[step % 2], whole._pages[1 - step % 2]
         runs = []
@@ -144,15 +151,17 @@ class _Phase:
             call = Call(step, rank, len(self._exchanges))
             gradient = whole.gradients[rank]
             runs.append(exchange.run(gradient, kept, after[rank], call, meters[rank]))
-        findings = self._group.drive(runs, meters)
-        for finding in findings:
-            whole._flaw.logical_or_((finding.unsound != FINE) | (finding.damage != FINE))
-        return findings
+        return runs
+
+    def _note(self, findings: Sequence[Finding]) -> None:
+        for found in findings:
+            self._simulation._flaw.logical_or_((found.unsound != FINE) | (found.damage != FINE))
 
     def _measure(self) -> None:
         """Exchange as real workers do, verdicts included, and note the bytes."""
         meters = [Meter() for _ in self._exchanges]
-        findings = self._meet(meters)
+        findings = self._group.drive(self._runs(meters), meters)
+        self._note(findings)
         self._group.drive([agree([found], rank) for rank, found in enumerate(findings)], meters)
         self._simulation.sent = sum(meter.bytes_sent for meter in meters) / len(meters)
         self._simulation.received = sum(meter.bytes_received for meter in meters) / len(meters)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -40,9 +40,33 @@ class SimulatedGroup:
                 return results
             if results:
                 raise DisagreementError("some workers ended their exchange before the others")
-            answers = answer_all(requests)
-            for request, meter in zip(requests, meters, strict=True):
-                meter.count(request.traffic(self.size))
+            answers = self._answer(requests, meters)
+
+    def follow(
+        self, runs: Sequence[Generator[Request, Any, Result]], meters: Sequence[Meter]
+    ) -> Result:
+        """Run the first worker's part to its end, and the others' as far as it depends on them.
+
+        All ranks end with the same mean, so one of them need work it out.
+        """
+        answers: Sequence[Any] = [None] * self.size
+        while True:
+            try:
+                requests = [runs[0].send(answers[0])]
+            except StopIteration as end:
+                for run in runs[1:]:
+                    run.close()
+                return cast(Result, end.value)
+            requests += [
+                run.send(answer) for run, answer in zip(runs[1:], answers[1:], strict=True)
+            ]
+            answers = self._answer(requests, meters)
+
+    def _answer(self, requests: Sequence[Request], meters: Sequence[Meter]) -> list[Any]:
+        answers = answer_all(requests)
+        for request, meter in zip(requests, meters, strict=True):
+            meter.count(request.traffic(self.size))
+        return answers
 
 
 def answer_all(requests: Sequence[Request]) -> list[Any]:

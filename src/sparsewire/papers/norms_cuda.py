@@ -12,7 +12,8 @@ from ..kernels.cuda.launch import run
 
 CHANNELS = 64  # of one program
 ROWS = 64  # read together
-PROGRAMS = 528  # that sums are shared out among: four for each multiprocessor of a large GPU
+PROGRAMS = 264  # that sums are shared out among: two for each multiprocessor of a large GPU
+PARTS = 32  # of such sums, added up together
 
 
 @triton.jit
@@ -48,19 +49,30 @@ def add_parts(
 
 
 @triton.jit
+def add_all(
+    parts, many, worker, own, channels, workers, PARTS: tl.constexpr, CHANNELS: tl.constexpr
+):
+    """Both sums of a worker's parts."""
+    first = tl.zeros([PARTS, CHANNELS], tl.float32)
+    second = tl.zeros([PARTS, CHANNELS], tl.float32)
+    for start in range(0, many, PARTS):
+        part = start + tl.arange(0, PARTS)
+        at = ((part * workers + worker) * 2 * channels)[:, None] + own[None, :]
+        inside = (part < many)[:, None]
+        first += tl.load(parts + at, mask=inside, other=0)
+        second += tl.load(parts + at + channels, mask=inside, other=0)
+    return tl.sum(first, axis=0), tl.sum(second, axis=0)
+
+
+@triton.jit
 def finish_moments(
     parts, many, moments, mean_kept, variance_kept, count, channels, workers, eps, momentum,
-    CHANNELS: tl.constexpr,
+    PARTS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Mean and inverse deviation of every worker; worker 0's go into the running statistics."""
     worker = tl.program_id(0)
     own = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    first = tl.zeros([CHANNELS], tl.float32)
-    second = tl.zeros([CHANNELS], tl.float32)
-    for part in range(many):
-        at = (part * workers + worker) * 2 * channels + own
-        first += tl.load(parts + at)
-        second += tl.load(parts + at + channels)
+    first, second = add_all(parts, many, worker, own, channels, workers, PARTS, CHANNELS)
     mean = first / count
     variance = tl.maximum(second / count - mean * mean, 0.0)
     tl.store(moments + worker * channels + own, mean)
@@ -75,17 +87,13 @@ def finish_moments(
 
 @triton.jit
 def finish_slopes(
-    parts, many, gains, shifts, gains_step, shifts_step, channels, workers, CHANNELS: tl.constexpr
-):
+    parts, many, gains, shifts, gains_step, shifts_step, channels, workers,
+    PARTS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
     """The gradients of gain and shift of every worker."""
     worker = tl.program_id(0).to(tl.int64)
     own = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    first = tl.zeros([CHANNELS], tl.float32)
-    second = tl.zeros([CHANNELS], tl.float32)
-    for part in range(many):
-        at = (part * workers + worker) * 2 * channels + own
-        first += tl.load(parts + at)
-        second += tl.load(parts + at + channels)
+    first, second = add_all(parts, many, worker, own, channels, workers, PARTS, CHANNELS)
     tl.store(shifts + worker * shifts_step + own, first)
     tl.store(gains + worker * gains_step + own, second)
 
@@ -152,6 +160,7 @@ def forward(
         workers,
         layer.eps,
         layer.momentum,
+        PARTS=PARTS,
         CHANNELS=CHANNELS,
     )
     result = torch.empty_like(rows)
@@ -188,6 +197,7 @@ def backward(
         *targets,
         work.channels,
         workers,
+        PARTS=PARTS,
         CHANNELS=CHANNELS,
     )
     result = torch.empty_like(slopes)

@@ -81,6 +81,7 @@ def join(model: nn.Module, crew: Crew) -> None:
         if type(layer) in LAYERS:
             layer.__class__ = LAYERS[type(layer)]
             layer.crew = crew  # type: ignore[assignment]
+    model.requires_grad_(False)  # their gradients are none of autograd's business
 
 
 def _dtype(rows: Tensor) -> torch.dtype:

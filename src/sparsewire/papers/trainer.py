@@ -198,7 +198,7 @@ class Trainer:
         if not together.can_join(self.model):
             return None
         pairs = zip(self._parameters, zip(*self._places, strict=True), strict=True)
-        places = {parameter: together.places(each) for parameter, each in pairs}
+        places: dict[Tensor, Tensor] = {one: together.places(each) for one, each in pairs}
         crew = together.Crew(self._recipe.workers, places)
         together.join(self.model, crew)
         return crew
@@ -242,11 +242,12 @@ class Trainer:
         """Forward and backward of all workers, into their gradients."""
         inputs, labels = self._problem.batch(self._rows.flatten(0, 1))
         if self._crew is not None:
+            inputs.requires_grad_()
             with self._autocast():
                 answers = self.model(inputs)
             losses = together.losses(answers, labels, self._recipe.workers)
             self._crew.begin()
-            torch.autograd.backward(losses.sum())
+            torch.autograd.grad(losses.sum(), inputs)
             self._crew.wait()
             self._worker_losses.copy_(losses.detach())
             return
@@ -309,15 +310,16 @@ def free(device: torch.device) -> None:
 
 @contextlib.contextmanager
 def _precision(recipe: Recipe) -> Iterator[None]:
-    """Matrix products as precise as `recipe` says, and the fastest convolutions."""
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
-    torch.set_float32_matmul_precision("highest" if recipe.precision == "float32" else "high")
-    torch.backends.cudnn.benchmark = True
+    """Products as precise as `recipe` says, and the fastest convolutions."""
+    cudnn, is_exact = torch.backends.cudnn, recipe.precision == "float32"
+    before = torch.get_float32_matmul_precision(), cudnn.benchmark, cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest" if is_exact else "high")
+    cudnn.benchmark, cudnn.allow_tf32 = True, not is_exact
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.benchmark = before[1]
+        cudnn.benchmark, cudnn.allow_tf32 = before[1:]
 
 
 @contextlib.contextmanager
