@@ -128,7 +128,7 @@ class MomentumCorrection(Memory):
 
     def settle(self, after: Fields, indices: Tensor) -> None:
         if self.masking:
-            after["velocity"][indices] = 0
+            after["velocity"].index_fill_(0, indices, 0)
 
     @staticmethod
     def _clipped(gradient: Tensor, segments: Segments, bound: float) -> Tensor:

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
-from torch.nn.grad import conv2d_input, conv2d_weight
 
 from ..adapters.capture import new_stream
-from . import norms
+from . import layers
 
 SIDES = 3  # streams on which a GPU works out the gradients of weights beside those of activations
 
@@ -36,6 +35,15 @@ class Crew:
         is_cuda = device.type == "cuda"
         self._sides = [new_stream(device) for _ in range(SIDES if is_cuda else 0)]
         self._turn = 0
+        # what every layer depends on, so that autograd goes back to the first; nothing else of its
+        # gradients is autograd's business
+        self.token = torch.zeros((), device=device, requires_grad=True)
+
+    def differentiate(self, losses: Tensor) -> None:
+        """Put every worker's gradients of its loss into their places."""
+        torch.autograd.grad(losses.sum(), self.token, allow_unused=True)
+        for side in self._sides:
+            torch.cuda.current_stream().wait_stream(side)
 
     def apart(self, rows: Tensor) -> Tensor:
         """Rows of a batch by worker: (worker, row, …)."""
@@ -43,7 +51,7 @@ class Crew:
 
     @contextlib.contextmanager
     def aside(self, *used: Tensor) -> Iterator[None]:
-        """Do something beside what follows, with these tensors; `wait` waits for it."""
+        """Do something beside what follows, with these tensors."""
         if not self._sides:
             yield
             return
@@ -54,16 +62,6 @@ class Crew:
             yield
         for tensor in used:
             tensor.record_stream(side)
-
-    def begin(self) -> None:
-        """Let all that goes on aside begin where the current stream is."""
-        for side in self._sides:
-            side.wait_stream(torch.cuda.current_stream())
-
-    def wait(self) -> None:
-        """Go on when everything aside is done."""
-        for side in self._sides:
-            torch.cuda.current_stream().wait_stream(side)
 
 
 def can_join(model: nn.Module) -> bool:
@@ -81,7 +79,7 @@ def join(model: nn.Module, crew: Crew) -> None:
         if type(layer) in LAYERS:
             layer.__class__ = LAYERS[type(layer)]
             layer.crew = crew  # type: ignore[assignment]
-    model.requires_grad_(False)  # their gradients are none of autograd's business
+    model.requires_grad_(False)
 
 
 def _dtype(rows: Tensor) -> torch.dtype:
@@ -102,14 +100,14 @@ class _Convolution(nn.Conv2d):
     def forward(self, rows: Tensor) -> Tensor:
         if not self.training:
             return super().forward(rows)
-        return cast(Tensor, _Convolve.apply(rows, self.weight, self))  # type: ignore[no-untyped-call]
+        return cast(Tensor, _Convolve.apply(rows, self.crew.token, self))  # type: ignore[no-untyped-call]
 
 
 class _Convolve(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, layer: _Convolution) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, token: Tensor, layer: _Convolution) -> Tensor:
         rows = rows.to(_dtype(rows))
-        weight = weight.to(rows.dtype, memory_format=torch.channels_last)
+        weight = layer.weight.to(rows.dtype, memory_format=torch.channels_last)
         ctx.save_for_backward(rows, weight)
         ctx.layer = layer
         return functional.conv2d(rows, weight, None, layer.stride, layer.padding)
@@ -118,17 +116,19 @@ class _Convolve(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor | None, None, None]:
         rows, weight = ctx.saved_tensors
-        layer: _Convolution = ctx.layer
-        crew, how = layer.crew, (layer.stride, layer.padding)
+        crew, layer = ctx.layer.crew, ctx.layer
+
+        def gradient(of_what: int, rows: Tensor, slopes: Tensor) -> Tensor:
+            how = layer.stride, layer.padding, (1, 1), False, (0, 0), 1
+            mask = [number == of_what for number in range(3)]
+            found = torch.ops.aten.convolution_backward(slopes, rows, weight, None, *how, mask)
+            return cast(Tensor, found[of_what])
+
         each = zip(crew.apart(rows), crew.apart(slopes), crew.places[layer.weight], strict=True)
         for mine, my_slopes, place in each:
             with crew.aside(rows, slopes):
-                found = conv2d_weight(mine, weight.shape, my_slopes, *how)  # type: ignore[no-untyped-call]
-                place.copy_(found)
-        if not ctx.needs_input_grad[0]:
-            return None, None, None
-        found = conv2d_input(rows.shape, weight, slopes, *how)  # type: ignore[no-untyped-call]
-        return found, None, None
+                layers.copy_weights(gradient(1, mine, my_slopes), place)
+        return gradient(0, rows, slopes) if ctx.needs_input_grad[0] else None, None, None
 
 
 class _Linear(nn.Linear):
@@ -142,27 +142,27 @@ class _Linear(nn.Linear):
     def forward(self, rows: Tensor) -> Tensor:
         if not self.training:
             return super().forward(rows)
-        return cast(Tensor, _Multiply.apply(rows, self.weight, self.bias, self))  # type: ignore[no-untyped-call]
+        return cast(Tensor, _Multiply.apply(rows, self.crew.token, self))  # type: ignore[no-untyped-call]
 
 
 class _Multiply(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor, layer: _Linear) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, token: Tensor, layer: _Linear) -> Tensor:
         rows = rows.to(_dtype(rows))
-        weight = weight.to(rows.dtype)
+        weight, bias = layer.weight.to(rows.dtype), layer.bias.to(rows.dtype)
         ctx.save_for_backward(rows, weight)
         ctx.layer = layer
-        return functional.linear(rows, weight, bias.to(rows.dtype))
+        return functional.linear(rows, weight, bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor | None, None, None, None]:
+    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor | None, None, None]:
         rows, weight = ctx.saved_tensors
         layer: _Linear = ctx.layer
         crew = layer.crew
         crew.places[layer.weight].copy_(crew.apart(slopes).mT @ crew.apart(rows))
         crew.places[layer.bias].copy_(crew.apart(slopes).sum(dim=1))
-        return slopes @ weight if ctx.needs_input_grad[0] else None, None, None, None
+        return slopes @ weight if ctx.needs_input_grad[0] else None, None, None
 
 
 class _BatchNorm(nn.BatchNorm2d):
@@ -176,24 +176,24 @@ class _BatchNorm(nn.BatchNorm2d):
     def forward(self, rows: Tensor) -> Tensor:
         if not self.training:
             return super().forward(rows)
-        return cast(Tensor, _Normalise.apply(rows, self.weight, self.bias, self))  # type: ignore[no-untyped-call]
+        return cast(Tensor, _Normalise.apply(rows, self.crew.token, self))  # type: ignore[no-untyped-call]
 
 
 class _Normalise(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, gain: Tensor, shift: Tensor, layer: _BatchNorm) -> Tensor:
-        result, moments = norms.forward(rows, gain, shift, layer.crew.workers, layer)
-        ctx.save_for_backward(rows, gain, moments)
+    def forward(ctx: Any, rows: Tensor, token: Tensor, layer: _BatchNorm) -> Tensor:
+        result, moments = layers.forward(rows, layer, layer.crew.workers)
+        ctx.save_for_backward(rows, moments)
         ctx.layer = layer
         return result
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor, None, None]:
         layer: _BatchNorm = ctx.layer
         gains, shifts = layer.crew.places[layer.weight], layer.crew.places[layer.bias]
-        rows, gain, moments = ctx.saved_tensors
-        return norms.backward(slopes, rows, gain, moments, gains, shifts), None, None, None
+        rows, moments = ctx.saved_tensors
+        return layers.backward(slopes, rows, layer.weight, moments, gains, shifts), None, None
 
 
 class _LayerNorm(nn.LayerNorm):
@@ -208,25 +208,25 @@ class _LayerNorm(nn.LayerNorm):
         if not self.training:
             return super().forward(rows)
         rows = functional.layer_norm(rows, self.normalized_shape, eps=self.eps)
-        return cast(Tensor, _Scale.apply(rows, self.weight, self.bias, self))  # type: ignore[no-untyped-call]
+        return cast(Tensor, _Scale.apply(rows, self.crew.token, self))  # type: ignore[no-untyped-call]
 
 
 class _Scale(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, gain: Tensor, shift: Tensor, layer: _LayerNorm) -> Tensor:
-        ctx.save_for_backward(rows, gain)
+    def forward(ctx: Any, rows: Tensor, token: Tensor, layer: _LayerNorm) -> Tensor:
+        ctx.save_for_backward(rows)
         ctx.layer = layer
-        return torch.addcmul(shift, rows, gain)
+        return torch.addcmul(layer.bias, rows, layer.weight)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor, None, None, None]:
-        rows, gain = ctx.saved_tensors
+    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor, None, None]:
+        (rows,) = ctx.saved_tensors
         layer: _LayerNorm = ctx.layer
         crew = layer.crew
         crew.places[layer.weight].copy_(crew.apart(slopes * rows).sum(dim=1))
         crew.places[layer.bias].copy_(crew.apart(slopes).sum(dim=1))
-        return slopes * gain, None, None, None
+        return slopes * layer.weight, None, None
 
 
 LAYERS: dict[type[nn.Module], Any] = {

@@ -242,13 +242,10 @@ class Trainer:
         """Forward and backward of all workers, into their gradients."""
         inputs, labels = self._problem.batch(self._rows.flatten(0, 1))
         if self._crew is not None:
-            inputs.requires_grad_()
             with self._autocast():
                 answers = self.model(inputs)
             losses = together.losses(answers, labels, self._recipe.workers)
-            self._crew.begin()
-            torch.autograd.grad(losses.sum(), inputs)
-            self._crew.wait()
+            self._crew.differentiate(losses)
             self._worker_losses.copy_(losses.detach())
             return
         for worker in range(self._recipe.workers):

@@ -1,4 +1,4 @@
-"""Batch normalisation of W workers' batches at once, each with statistics of its own.
+"""Batch normalisation that keeps workers apart, and copies of the gradients of weights.
 
 On a CPU in plain torch; on CUDA in six kernels that Triton compiles.
 """
@@ -13,24 +13,22 @@ from torch import Tensor, nn
 _HAS_TRITON = find_spec("triton") is not None
 
 
-def forward(
-    rows: Tensor, gain: Tensor, shift: Tensor, workers: int, layer: nn.BatchNorm2d
-) -> tuple[Tensor, Tensor]:
+def forward(rows: Tensor, layer: nn.BatchNorm2d, workers: int) -> tuple[Tensor, Tensor]:
     """Normalised rows, and their moments: mean and inverse deviation, (2, worker, channel).
 
     The running statistics of `layer` become those of worker 0, as in DDP.
     """
     if _is_fast(rows):
-        from . import norms_cuda
+        from . import layers_cuda
 
-        return norms_cuda.forward(rows, gain, shift, workers, layer)
+        return layers_cuda.forward(rows, layer, workers)
     apart = rows.view(workers, -1, *rows.shape[1:]).float()
     count = apart[0, :, 0].numel()
     mean = apart.mean(dim=(1, 3, 4))
     variance = apart.var(dim=(1, 3, 4), unbiased=False)
     _update(layer, mean[0], variance[0], count)
     moments = torch.stack([mean, (variance + layer.eps).rsqrt()])
-    result = _spread(gain) * _plain(apart, moments) + _spread(shift)
+    result = _spread(layer.weight) * _plain(apart, moments) + _spread(layer.bias)
     return result.flatten(0, 1).to(rows.dtype), moments
 
 
@@ -39,9 +37,9 @@ def backward(
 ) -> Tensor:
     """The gradient of the rows; those of gain and shift, (worker, channel), go to their places."""
     if _is_fast(rows):
-        from . import norms_cuda
+        from . import layers_cuda
 
-        return norms_cuda.backward(slopes, rows, gain, moments, gains, shifts)
+        return layers_cuda.backward(slopes, rows, gain, moments, gains, shifts)
     workers = moments.shape[1]
     apart = slopes.view(workers, -1, *slopes.shape[1:]).float()
     plain = _plain(rows.view(workers, -1, *rows.shape[1:]).float(), moments)
@@ -50,6 +48,16 @@ def backward(
     shifts.copy_(apart.sum(dim=(1, 3, 4)))
     centred = apart - (_spread(shifts) + plain * _spread(gains)) / count
     return (_spread(gain * moments[1]) * centred).flatten(0, 1).to(slopes.dtype)
+
+
+def copy_weights(found: Tensor, place: Tensor) -> None:
+    """place = found, which may be of another type and order in memory."""
+    if _is_fast(found):
+        from . import layers_cuda
+
+        layers_cuda.copy_weights(found, place)
+    else:
+        place.copy_(found)
 
 
 def _update(layer: nn.BatchNorm2d, mean: Tensor, variance: Tensor, count: int) -> None:

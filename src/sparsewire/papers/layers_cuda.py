@@ -1,4 +1,4 @@
-"""The twin of `norms` on CUDA: rows by pixel (`channels_last`), sums in float32 in fixed order."""
+"""The twin of `layers` on CUDA: rows by pixel (`channels_last`), sums in float32 in fixed order."""
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from ..kernels.cuda.launch import run
 
 CHANNELS = 64  # of one program
 ROWS = 64  # read together
-PROGRAMS = 264  # that sums are shared out among: two for each multiprocessor of a large GPU
+PROGRAMS = 1056  # that sums are shared out among: eight for each multiprocessor of a large GPU
+BLOCK = 1024  # weights copied by one program
 PARTS = 32  # of such sums, added up together
 
 
@@ -140,12 +141,27 @@ def slope(
     tl.store(result + places, found.to(result.dtype.element_ty), mask=inside)
 
 
-def forward(
-    rows: Tensor, gain: Tensor, shift: Tensor, workers: int, layer: nn.BatchNorm2d
-) -> tuple[Tensor, Tensor]:
+@triton.jit
+def reorder(source, target, size, inner, taps, BLOCK: tl.constexpr):
+    """(…, tap, channel) as (…, channel, tap)."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tap, rest = at % taps, at // taps
+    place = (rest // inner * taps + tap) * inner + rest % inner
+    found = tl.load(source + place, mask=at < size, other=0)
+    tl.store(target + at, found.to(target.dtype.element_ty), mask=at < size)
+
+
+def copy_weights(found: Tensor, place: Tensor) -> None:
+    found = found.contiguous(memory_format=torch.channels_last)
+    inner, taps = found.shape[1], found.shape[2:].numel()
+    grid = (-(-found.numel() // BLOCK),)
+    run(reorder, grid, found, place, found.numel(), inner, taps, BLOCK=BLOCK)
+
+
+def forward(rows: Tensor, layer: nn.BatchNorm2d, workers: int) -> tuple[Tensor, Tensor]:
     rows = rows.contiguous(memory_format=torch.channels_last)
     work = _Work(rows, workers)
-    moments = gain.new_empty(2, workers, work.channels)
+    moments = layer.weight.new_empty(2, workers, work.channels)
     parts = work.add_parts(rows, rows, moments, is_back=False)
     run(
         finish_moments,
@@ -171,8 +187,8 @@ def forward(
         rows,
         result,
         moments,
-        gain,
-        shift,
+        layer.weight,
+        layer.bias,
         *sizes,
         ROWS=ROWS,
         CHANNELS=CHANNELS,
