@@ -209,7 +209,7 @@ def test_a_captured_simulation_does_what_an_eager_one_does() -> None:
                 assert torch.equal(one, other), f"{scheme}, step {step}"
         assert captured.is_captured, scheme
         assert not eager.is_captured
-        assert not captured.has_flaw
+        assert captured.flaw is None
 
 
 def test_training_is_captured_and_does_what_it_does_on_the_cpu() -> None:

@@ -60,7 +60,7 @@ def test_the_same_as_simulate(text: str) -> None:
         mean, states = sw.simulate(given, states)
         for span, view in simulation.segments.views(simulation.gradients[0]):
             assert torch.equal(view.view(span.shape), mean[span.name]), (step, span.name)
-    assert not simulation.has_flaw
+    assert simulation.flaw is None
     assert not simulation.is_captured
 
 
@@ -77,10 +77,11 @@ def test_numbers_that_are_not_finite_are_noticed() -> None:
     simulation = Simulation(sw.parse("TopK(0.05)"), SHAPES, WORKERS, CPU)
     fill(simulation, gradients(0))
     simulation.exchange()
-    assert not simulation.has_flaw
+    assert simulation.flaw is None
     simulation.gradients[1][5] = float("nan")
     simulation.exchange()
-    assert simulation.has_flaw
+    assert simulation.flaw is not None
+    assert "step 1" in simulation.flaw
 
 
 def test_what_is_kept_back_can_be_scaled() -> None:

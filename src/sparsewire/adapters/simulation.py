@@ -19,7 +19,7 @@ from ..engine import Exchange, Finding, Run, agree
 from ..groups.simulated import SimulatedGroup
 from ..kernels.cards import owned
 from ..memory import LEDGER
-from ..message import FINE
+from ..message import FINE, REASONS
 from ..meter import Meter
 from ..scheme import AnyScheme, Scheme
 from ..segments import Segments, Shape
@@ -69,13 +69,20 @@ class Simulation:
             for rank, page in enumerate(pages):
                 owns = sum(owned(n, math.prod(s), rank, workers) for n, s in shapes.items())
                 page[OWNED] = torch.zeros(owns + 1, dtype=kept, device=device)
-        self._flaw = torch.zeros((), dtype=torch.bool, device=device)
+        # the first finding that was not fine: at which step, damage, bad span
+        self._found = torch.tensor([0, FINE, FINE], device=device)
         self._phase: _Phase | None = None
 
     @property
-    def has_flaw(self) -> bool:
-        """Whether a gradient so far held NaN or infinity; asking waits for the device."""
-        return bool(self._flaw)
+    def flaw(self) -> str | None:
+        """What was first found wrong with the numbers so far; asking waits for the device."""
+        step, damage, unsound = self._found.tolist()
+        if unsound != FINE:
+            return f"step {step}: NaN or infinity in {self.segments.spans[unsound].name}"
+        if damage != FINE:
+            sender, reason = divmod(damage, len(REASONS))
+            return f"step {step}: the message of worker {sender}: {REASONS[reason]}"
+        return None
 
     @property
     def is_captured(self) -> bool:
@@ -154,8 +161,11 @@ class _Phase:
         return runs
 
     def _note(self, findings: Sequence[Finding]) -> None:
+        first = self._simulation._found
         for found in findings:
-            self._simulation._flaw.logical_or_((found.unsound != FINE) | (found.damage != FINE))
+            news = torch.stack([found.damage, found.unsound])
+            first[1:] = torch.where((first[1:] == FINE).all(), news, first[1:])
+        first[0] += (first[1:] == FINE).all()
 
     def _measure(self) -> None:
         """Exchange as real workers do, verdicts included, and note the bytes."""

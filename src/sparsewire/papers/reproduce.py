@@ -190,7 +190,7 @@ class _Filling:
     def _keep(self, training: _Training, outcome: Outcome) -> None:
         sent = f"{human_bytes(outcome.sent)} sent per step"
         how = "" if outcome.captured or self._device.type == "cpu" else ", not captured"
-        diverged = "diverged, " if outcome.diverged else ""
+        diverged = f"diverged ({outcome.flaw}), " if outcome.diverged else ""
         self._tell(f"{training.name}: {diverged}{sent}{how}")
         self._store.append(
             {

@@ -59,6 +59,7 @@ class Outcome:
     seconds: float
     captured: bool
     diverged: bool
+    flaw: str | None
     looks: tuple[Look, ...]
 
     def to_dict(self) -> dict[str, object]:
@@ -140,7 +141,7 @@ class Trainer:
         recipe, looks = self._recipe, list[Look]()
         began, tested = time.perf_counter(), 0.0
         stops = {round(self._per_epoch * (n + 1) / recipe.looks) for n in range(recipe.looks)}
-        diverged = False
+        diverged, flaw = False, None
         for epoch in range(recipe.epochs):
             self._set_rate(recipe.rate_at(epoch))
             rows, since = self._schedule(epoch), 0
@@ -155,12 +156,13 @@ class Trainer:
                     looks.append(look)
                     tell(look)
                     since = step + 1
-                    diverged = self.simulation.has_flaw or not math.isfinite(look.loss)
+                    flaw = self.simulation.flaw
+                    diverged = flaw is not None or not math.isfinite(look.loss)
                     if diverged:
-                        return self._outcome(looks, diverged)
-        return self._outcome(looks, diverged)
+                        return self._outcome(looks, diverged, flaw)
+        return self._outcome(looks, diverged, flaw)
 
-    def _outcome(self, looks: Sequence[Look], diverged: bool) -> Outcome:
+    def _outcome(self, looks: Sequence[Look], diverged: bool, flaw: str | None) -> Outcome:
         simulation = self.simulation
         size = simulation.segments.size
         return Outcome(
@@ -172,6 +174,7 @@ class Trainer:
             seconds=looks[-1].seconds,
             captured=self._passes.is_captured and simulation.is_captured,
             diverged=diverged,
+            flaw=flaw,
             looks=tuple(looks),
         )
 
