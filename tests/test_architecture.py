@@ -32,6 +32,7 @@ LEVELS = {
     "ledger": 4,
     "form": 4,
     "desk": 5,
+    "council": 6,
     "sharddesk": 6,
     "engine": 7,
     "groups": 8,
@@ -48,6 +49,7 @@ NEIGHBOURS = {
     ("kernels", "segments"),
     ("kernels", "shards"),
     ("desk", "engine"),  # for its types alone
+    ("council", "engine"),
 }
 
 
@@ -228,6 +230,7 @@ PUBLIC = [
     "Implied",
     "Int32",
     "KBit",
+    "LeaderTopK",
     "MomentumCorrection",
     "NoMemory",
     "NonFiniteError",
@@ -243,6 +246,7 @@ PUBLIC = [
     "State",
     "StateError",
     "Threshold",
+    "TopBlock",
     "TopK",
     "TwoBit",
     "Warmup",

@@ -37,6 +37,8 @@ def test_explanation_of_top_k() -> None:
     [
         ("TopK(0.01)", "AllGather()", "depend on each rank's gradient"),
         ("RandomK(0.01)", "AllReduce()", "the same coordinates with RandomK"),
+        ("TopBlock(0.01)", "AllReduce()", "the same coordinates with TopBlock"),
+        ("LeaderTopK(0.01)", "AllReduce()", "the same coordinates with LeaderTopK"),
         ("BlockRandomK(0.01)", "AllGather()", "draws its own coordinates with BlockRandomK"),
         ("Scheme(RandomK(0.01), collective=AllGather())", "AllGather()", "as asked; "),
         ("Scheme(RandomK(0.01), values=TwoBit())", "AllGather()", "TwoBit cannot be added"),
@@ -60,6 +62,9 @@ def test_explanation_says_why(text: str, collective: str, why: str) -> None:
         ("Scheme(RandomK(0.01), collective=AllGather())", 8, "AllReduce()"),
         ("Scheme(RandomK(0.01), collective=Sharded())", 8, "AllReduce()"),
         ("RandomK(0.01)", 8, ""),
+        ("TopBlock(0.01)", 8, ""),
+        ("LeaderTopK(0.01)", 8, ""),
+        ("Scheme(LeaderTopK(0.01), collective=AllGather())", 8, "AllReduce()"),
         ("Dense()", 8, ""),
     ],
 )

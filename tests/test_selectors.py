@@ -14,10 +14,13 @@ from sparsewire.selectors import Draw, Selector, Sized
 
 from .laws.cases import LAWFUL, examples, label
 
+ONE_BY_ONE = [
+    kind for kind in sw.FAMILIES["selectors"] if issubclass(kind, Sized) and kind is not sw.TopBlock
+]
 SIZED = [kind for kind in sw.FAMILIES["selectors"] if issubclass(kind, Sized)]
 
 
-@pytest.mark.parametrize("kind", SIZED)
+@pytest.mark.parametrize("kind", ONE_BY_ONE)
 @pytest.mark.parametrize(
     ("ratio", "length", "entries"),
     [
@@ -45,9 +48,37 @@ def test_entries_are_the_exact_ceiling(thousandths: int, length: int) -> None:
     assert sw.TopK(thousandths / 1000).entries(length) == exact
 
 
-@pytest.mark.parametrize("kind", SIZED)
+@pytest.mark.parametrize("kind", ONE_BY_ONE)
 def test_count_is_at_most_the_length(kind: type[Sized]) -> None:
     assert [kind(count=10).entries(length) for length in (1, 9, 10, 11)] == [1, 9, 10, 10]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "length", "entries"),
+    [
+        (0.01, 1, 1),
+        (0.01, 10, 10),  # one block, all there is
+        (0.01, 11, 10),
+        (0.01, 1000, 10),
+        (0.01, 1001, 20),  # 2 of 101 blocks
+        (0.07, 1000, 70),  # though 0.07 * 100 is a hair above 7
+        (0.99, 95, 95),
+        (1.0, 95, 95),
+    ],
+)
+def test_blocks_are_rounded_up(ratio: float, length: int, entries: int) -> None:
+    assert sw.TopBlock(ratio, block=10).entries(length) == entries
+
+
+def test_counts_are_rounded_up_to_whole_blocks() -> None:
+    counts = (1, 10, 11, 95, 1000)
+    assert [sw.TopBlock(count=c, block=10).entries(95) for c in counts] == [10, 10, 20, 95, 95]
+
+
+@pytest.mark.parametrize("block", [0, -1, 1.5, True, None])
+def test_blocks_of_no_length_are_refused(block: object) -> None:
+    with pytest.raises(sw.SchemeError, match=r"at least 1, as in TopBlock\(0.01, block=64\)"):
+        sw.TopBlock(0.01, block=block)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", SIZED)
@@ -119,6 +150,8 @@ def test_threshold_has_room_for_a_quarter_more() -> None:
         (sw.RandomK(shared=False), False, True),
         (sw.BlockRandomK(), False, True),
         (sw.BlockRandomK(shared=True), True, True),
+        (sw.TopBlock(), True, False),
+        (sw.LeaderTopK(), True, False),
         (sw.Dense(), True, True),
     ],
     ids=label,

@@ -20,6 +20,13 @@ SCHEMES = [
     "RandomK(0.05, shared=False)",
     "BlockRandomK(0.05)",
     "BlockRandomK(0.05, shared=True)",
+    "TopBlock(0.05, block=16)",
+    "Scheme(TopBlock(0.05, block=7), values=TwoBit(), scope='global')",
+    "Scheme(TopBlock(0.05, block=16), memory=MomentumCorrection(0.9))",
+    "LeaderTopK(0.05)",
+    "Scheme(LeaderTopK(0.05), values=TwoBit(), memory=ErrorFeedback(dtype='bfloat16'))",
+    "Warmup(LeaderTopK(0.05), steps=4, ease=True)",
+    "Warmup(TopBlock(0.05, block=16), steps=3)",
     "Scheme(TopK(0.05), memory=MomentumCorrection(0.9))",
     "Scheme(TopK(0.05), memory=ErrorFeedback(dtype='bfloat16'))",
     "Scheme(RandomK(0.05), memory=NoMemory())",
@@ -64,7 +71,10 @@ def test_the_same_as_simulate(text: str) -> None:
     assert not simulation.is_captured
 
 
-@pytest.mark.parametrize("text", ["Dense()", "TopK(0.05)", "RandomK(0.05, shared=False)"])
+@pytest.mark.parametrize(
+    "text",
+    ["Dense()", "TopK(0.05)", "RandomK(0.05, shared=False)", "TopBlock(0.05)", "LeaderTopK(0.05)"],
+)
 def test_bytes_are_those_that_are_explained(text: str) -> None:
     simulation = Simulation(sw.parse(text), SHAPES, WORKERS, CPU)
     for step in range(3):

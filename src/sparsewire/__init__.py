@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .report import Report
     from .scheme import FAMILIES, Scheme, Warmup, parse
     from .segments import Segments
-    from .selectors import BlockRandomK, Dense, RandomK, Threshold, TopK
+    from .selectors import BlockRandomK, Dense, LeaderTopK, RandomK, Threshold, TopBlock, TopK
     from .values import QSGD, BFloat16, Float16, Float32, KBit, OneBit, TwoBit
 
 __version__ = "0.1.0"
@@ -64,7 +64,15 @@ _HOMES = {
     "report": ("Report",),
     "scheme": ("FAMILIES", "Scheme", "Warmup", "parse"),
     "segments": ("Segments",),
-    "selectors": ("BlockRandomK", "Dense", "RandomK", "Threshold", "TopK"),
+    "selectors": (
+        "BlockRandomK",
+        "Dense",
+        "LeaderTopK",
+        "RandomK",
+        "Threshold",
+        "TopBlock",
+        "TopK",
+    ),
     "values": ("QSGD", "BFloat16", "Float16", "Float32", "KBit", "OneBit", "TwoBit"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -93,6 +101,7 @@ __all__ = [
     "Implied",
     "Int32",
     "KBit",
+    "LeaderTopK",
     "MomentumCorrection",
     "NoMemory",
     "NonFiniteError",
@@ -108,6 +117,7 @@ __all__ = [
     "State",
     "StateError",
     "Threshold",
+    "TopBlock",
     "TopK",
     "TwoBit",
     "Warmup",

@@ -1,8 +1,8 @@
 """How messages meet, so that every rank ends with the same mean.
 
 A collective does no I/O: it is a generator that yields what it wants communicated (`Gather`,
-`Deliver`, `Reduce`) and is sent the answer. A driver in `groups/` carries the requests: over the
-network, between simulated workers, or not at all.
+`Deliver`, `Show`, `Reduce`) and is sent the answer. A driver in `groups/` carries the requests:
+over the network, between simulated workers, or not at all.
 """
 
 from __future__ import annotations
@@ -50,6 +50,21 @@ class Deliver:
 
 
 @dataclass(frozen=True)
+class Show:
+    """Give everybody what rank `root` has: uint8, as many bytes on all ranks.
+
+    The answer is that rank's payload; those of the others only say how long it is.
+    """
+
+    payload: Tensor
+    root: int
+
+    def traffic(self, world: int) -> int:
+        """Bytes a rank sends and receives, on average over all ranks."""
+        return show_traffic(self.payload.numel(), world)
+
+
+@dataclass(frozen=True)
 class Reduce:
     """Give me the sum of all ranks' values, each times `scale`, added in rank order in `dtype`.
 
@@ -80,13 +95,24 @@ class Total:
 
 CHUNK = 1 << 21  # values: fewer keep more in the cache, and cost more for each round of messages
 
-Request = Gather | Deliver | Reduce
+Request = Gather | Deliver | Show | Reduce
 Talk = Generator[Request, Any, None]
 
 
 def gather_traffic(nbytes: int, world: int) -> int:
     """Bytes each rank sends when every rank's message of `nbytes` reaches every other."""
     return (world - 1) * nbytes
+
+
+def show_traffic(nbytes: int, world: int) -> int:
+    """Bytes each rank sends, on average, when one rank's message of `nbytes` reaches all others.
+
+    However it is passed on, every other rank receives it once.
+
+    >>> show_traffic(1000, 4), show_traffic(1000, 1)
+    (750, 0)
+    """
+    return -(-(world - 1) * nbytes // world)
 
 
 def reduce_traffic(count: int, width: int, sum_width: int, world: int) -> int:

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from . import kernels
-from .collectives import Gather, Request, Sharded
+from .collectives import Gather, Request, Sharded, reduce_traffic, show_traffic
+from .council import Council
 from .desk import Call, Desk
 from .form import Form
-from .indices import EliasFano, IndexCodec
+from .indices import EliasFano, Implied, IndexCodec
 from .kernels import Taken
 from .kernels.counter import fold, name_key
 from .memory import LEDGER
@@ -32,6 +33,7 @@ from .message import (
     fingerprint,
     layout_fingerprint,
     pack_verdict,
+    sealed_bytes,
     settle,
 )
 from .meter import Meter
@@ -100,7 +102,9 @@ class Exchange:
     @cached_property
     def form(self) -> Form:
         """The layout of a message with all that a rank sends."""
-        return Form(self.scheme.indices, self.scheme.values, self.segments)
+        agreed = self.scheme.selector.agreed  # then all know the coordinates already
+        indices = Implied() if agreed else self.scheme.indices
+        return Form(indices, self.scheme.values, self.segments)
 
     @property
     def message_bytes(self) -> int:
@@ -121,6 +125,13 @@ class Exchange:
     def sum_width(self) -> int:
         """Bytes of a sum of values."""
         return self.dtype.itemsize
+
+    @property
+    def notice_bytes(self) -> int:
+        """Bytes of the message in which a leader names the coordinates; 0 if nobody leads."""
+        if not (self.scheme.selector.led and self.segments.pieces):
+            return 0
+        return sealed_bytes(self.scheme.indices.nbytes(self.segments))
 
     def shards(self, world: int) -> Shards:
         """The gradient shared out among `world` owners."""
@@ -182,7 +193,18 @@ class Exchange:
         """Bytes each rank sends in the first exchange of a step, as many as it receives."""
         ahead = HEADER_BYTES + (len(self.segments.spans) if self.skips_unused else 0)
         payload = self.scheme.collective.traffic(self, world)
-        return (world - 1) * (ahead + VERDICT_BYTES) + payload
+        return (world - 1) * (ahead + VERDICT_BYTES) + self.talk_traffic(world) + payload
+
+    @property
+    def talk_bytes(self) -> int:
+        """Bytes of what a rank says before the choice: numbers to add up, or a leader's message."""
+        return 4 * self.scheme.selector.summed(self.segments) + self.notice_bytes
+
+    def talk_traffic(self, world: int) -> int:
+        """Bytes of it that are said before the choice."""
+        count = self.scheme.selector.summed(self.segments)
+        added = reduce_traffic(count, 4, 4, world) if count else 0
+        return added + show_traffic(self.notice_bytes, world)
 
     def run(
         self,
@@ -199,10 +221,6 @@ class Exchange:
         """
         kept, after = after, self._widened(after)
         before = self._widened(before)
-        with meter.stage("select"):
-            taken = self._withdraw(gradient, before, after, call)
-            meter.deposited[self.segments.spans] = taken.squares
-            self._count(taken, meter)
         waits = gradient.device.type != "cpu"  # to look at a number there
 
         if not self._has_met or (call.opens and not waits):
@@ -219,13 +237,20 @@ class Exchange:
             unused = [
                 span for span, is_used in zip(self.segments.spans, used, strict=True) if not is_used
             ]
-            self.leave_out(unused, taken.indices, taken.values, self.segments)
+
+        council = Council(self, call, gradient.device)
+        withdrawal = self._withdraw(gradient, before, after, call, council)
+        taken = yield from meter.timed("select", withdrawal)
+        meter.deposited[self.segments.spans] = taken.squares
+        self._count(taken, meter)
+        self.leave_out(unused, taken.indices, taken.values, self.segments)
 
         shard = self.shard(call.rank, call.world)
         desk = Desk(self, gradient, after[LEDGER], call, meter)
         if shard is not None:
             owned = before.get(OWNED), after[OWNED]
             desk = ShardDesk(self, gradient, after[LEDGER], call, meter, *owned, unused)
+        desk.damage = council.damage
         yield from self.scheme.collective.meet(taken.indices, taken.values, desk)
         for span in unused:
             gradient[span.start : span.stop] = 0
@@ -286,12 +311,13 @@ class Exchange:
         before: Mapping[str, Tensor],
         after: Mapping[str, Tensor],
         call: Call,
-    ) -> Taken:
+        council: Council,
+    ) -> Generator[Request, Any, Taken]:
         memory = self.scheme.memory
         addend = memory.addend(gradient, before, after, self.segments, call.world)
         draw = Draw(self.scheme.seed, call.step, call.rank)
-        taken = self.scheme.selector.withdraw(
-            memory.ledger(before), addend, after[LEDGER], self.segments, draw
+        taken = yield from self.scheme.selector.choose(
+            memory.ledger(before), addend, after[LEDGER], self.segments, draw, council
         )
         memory.settle(after, taken.indices)
         return taken

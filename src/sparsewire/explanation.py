@@ -42,6 +42,8 @@ class Explanation:
     warmup: str
     push_bytes: int = 0
     pull_bytes: int = 0
+    talk_bytes: int = 0
+    talk: str = ""
     advice: str = ""
 
     def to_dict(self) -> dict[str, object]:
@@ -77,6 +79,8 @@ class Explanation:
                 f"from each of them"
             )
             lines[2] = f"  messages     {ways}"
+        if self.talk:
+            lines.insert(3, f"  agreement    {human_bytes(self.talk_bytes)} = {self.talk}")
         if self.advice:
             lines.append(f"  instead      {self.advice}")
         if self.warmup:
@@ -116,8 +120,18 @@ def explain(
         warmup=_warmup(chosen),
         push_bytes=exchange.push_bytes(workers) if full.collective.fields else 0,
         pull_bytes=exchange.pull_bytes(workers) if full.collective.fields else 0,
+        talk_bytes=exchange.talk_bytes,
+        talk=_talk(exchange),
         advice=_advice(exchange, workers),
     )
+
+
+def _talk(exchange: Exchange) -> str:
+    """What the ranks say before they choose, if anything."""
+    if exchange.notice_bytes:
+        return "the indices of one rank, a different one each step, who names them to all first"
+    count = exchange.scheme.selector.summed(exchange.segments)
+    return f"{count:,} norms of blocks, added up over all ranks first" if count else ""
 
 
 def _advice(exchange: Exchange, workers: int) -> str:

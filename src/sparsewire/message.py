@@ -29,6 +29,7 @@ DIGEST_BYTES = 8
 HEADER_BYTES = _LAYOUT.size + DIGEST_BYTES
 VERDICT_BYTES = 16 + DIGEST_BYTES
 FINE = -1
+AHEAD = 3  # what keeps talk before the choice apart; 1 and 2 are the two ways of shards
 
 _FIELDS = {
     "version": "the version of sparsewire's wire format",
@@ -114,6 +115,8 @@ def compare(headers: Sequence[Header], own: Header, scheme: str) -> None:
 class Context:
     """Which exchange a message belongs to, and which chunk of a sum. It does not travel: it is part
     of every digest.
+
+    `is_ahead`: it belongs to what ranks talk about before they choose.
     """
 
     step: int
@@ -121,11 +124,14 @@ class Context:
     scheme: int
     layout: int
     chunk: int = 0  # also of what is not cut
+    is_ahead: bool = False
 
     @property
     def common(self) -> int:
         """What the keys of all ranks are made of."""
         exchange = fold(self.step, self.bucket, self.scheme, self.layout)
+        if self.is_ahead:
+            exchange = fold(exchange, AHEAD)
         return join(exchange, self.chunk) if self.chunk else exchange
 
     def key(self, rank: int) -> int:

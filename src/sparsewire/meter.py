@@ -6,15 +6,17 @@ Stages also show up as `sparsewire::select`, `::encode`, `::exchange` and `::dec
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from .segments import Span
 
+Result = TypeVar("Result")
 STAGES = ("select", "encode", "exchange", "decode")
 
 
@@ -52,6 +54,18 @@ class Meter:
         self.seconds[name] += stop - start
         if self.trace is not None:
             self.trace.append((name, start, stop))
+
+    def timed(self, stage: str, work: Generator[Any, Any, Result]) -> Generator[Any, Any, Result]:
+        """Count the time that `work` takes towards a stage, without what it waits for answers."""
+        answer: Any = None
+        while True:
+            with self.stage(stage):
+                try:
+                    request = work.send(answer)
+                except StopIteration as end:
+                    result: Result = end.value
+                    return result
+            answer = yield request
 
     def count(self, nbytes: int) -> None:
         """Count what a collective sent, and received as much."""

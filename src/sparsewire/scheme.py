@@ -64,11 +64,20 @@ class Scheme(Part):
 
     def implied(self, name: str) -> object:
         if name == "indices":
-            return Implied() if self.selector.predictable else _smallest(self.selector)
+            return _smallest(self.selector) if self._needs_indices else Implied()
         if name == "collective":
-            adds = self.selector.shared and self.values.linear and not self.indices.written
+            selector = self.selector
+            adds = selector.shared and self.values.linear
+            if adds and not selector.agreed:  # else written indices do not go along
+                adds = not self.indices.written
             return AllReduce() if adds else AllGather()
         return MISSING
+
+    @property
+    def _needs_indices(self) -> bool:
+        """Whether some rank must write the coordinates for others to know them."""
+        selector = self.selector
+        return selector.led or not (selector.predictable or selector.agreed)
 
     def _check_numbers(self) -> None:
         scope = self.scope
@@ -94,7 +103,7 @@ class Scheme(Part):
     def _check_parts(self) -> None:
         chosen = type(self.selector).__name__
         if self.collective.adds and not self.selector.shared:
-            remedy = f"{chosen}(…, shared=True)" if self.selector.predictable else "RandomK(…)"
+            remedy = f"{chosen}(…, shared=True)" if self.selector.predictable else "TopBlock(…)"
             raise SchemeError(
                 f"{self.selector!r} cannot go by {self.collective!r}: ranks pick different "
                 f"coordinates, so their values cannot be added on the way; write "
@@ -105,15 +114,37 @@ class Scheme(Part):
                 f"{self.values!r} cannot go by {self.collective!r}: its messages cannot be added; "
                 f"write collective=AllGather(), or values=Float32()"
             )
-        if self.collective.adds and self.indices.written:
+        if self.selector.agreed:
+            self._check_agreed()
+        elif self.collective.adds and self.indices.written:
             raise SchemeError(
                 f"{self.indices!r} cannot go by {self.collective!r}: indices cannot be added; "
                 f"leave indices out, all ranks know them"
             )
-        if not self.indices.written and not self.selector.predictable:
+        if not self.indices.written and self._needs_indices:
             raise SchemeError(
                 f"{self.selector!r} needs its indices sent, since they depend on the gradient: "
                 f"write indices=EliasFano() or leave indices out"
+            )
+
+    def _check_agreed(self) -> None:
+        selector, scope = self.selector, self.scope
+        if self.collective.fields:
+            raise SchemeError(
+                f"{selector!r} cannot go by {self.collective!r}: its ranks have agreed on the "
+                f"coordinates already, so owners have nothing left to choose; leave collective "
+                f"out, and values are added on the way"
+            )
+        if self.indices.written and not selector.led:
+            raise SchemeError(
+                f"{self.indices!r} has nothing to write with {selector!r}: its ranks agree on the "
+                f"coordinates by other numbers; leave indices out"
+            )
+        block = getattr(selector, "block", 0)
+        if not isinstance(scope, str) and scope <= block:
+            raise SchemeError(
+                f"scope={scope!r} leaves {selector!r} nothing to choose: its blocks of {block} are "
+                f"as long as a piece; write a scope of several blocks, or a smaller block="
             )
 
     @property

@@ -19,6 +19,8 @@ SELECTORS = {
     "RandomK(0.05, shared=False)": (),
     "BlockRandomK(0.05)": (),
     "BlockRandomK(0.05, shared=True)": ("AllReduce()", "AllGather()"),
+    "TopBlock(0.05, block=16)": ("AllReduce()", "AllGather()"),
+    "LeaderTopK(0.05)": ("AllReduce()", "AllGather()"),
     "Dense()": ("AllReduce()", "AllGather()"),
 }
 SCOPES = ("'layer'", "'global'", "500")

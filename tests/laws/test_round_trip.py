@@ -24,6 +24,7 @@ PARTS = [part for family in sw.FAMILIES if family != "scheme" for part in exampl
 
 ratios = st.floats(0, 1, exclude_min=True)
 ARGUMENTS: dict[str, st.SearchStrategy[Any]] = {
+    "block": st.integers(1, 10**9),
     "sample": st.integers(100, 10**9),
     "shared": st.booleans(),
     "momentum": st.floats(0, 1, exclude_min=True, exclude_max=True),

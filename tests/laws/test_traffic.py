@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import sparsewire as sw
-from sparsewire.collectives import Deliver, Gather, Request
+from sparsewire.collectives import Deliver, Gather, Reduce, Request, Show
 from sparsewire.engine import Call, Run, agree
 from sparsewire.groups.simulated import answer_all
 from sparsewire.message import HEADER_BYTES, VERDICT_BYTES
@@ -64,10 +64,19 @@ def test_requests_are_as_large_as_announced(scheme: sw.Scheme, skips_unused: boo
     crew = Crew(scheme, 3, skips_unused=skips_unused)
     engine = crew.engine
     header, *others, verdict = requests_of(crew)
-    flags, payloads = others[:skips_unused], others[skips_unused:]
+    flags, others = others[:skips_unused], others[skips_unused:]
+    talk, payloads = others[: scheme.selector.agreed], others[scheme.selector.agreed :]
     assert verdict.payload.numel() == VERDICT_BYTES
     assert header.payload.numel() == HEADER_BYTES
     assert [flag.payload.numel() for flag in flags] == [len(SHAPES)] * skips_unused
+    for said in talk:
+        if isinstance(said, Show):
+            assert said.payload.numel() == engine.notice_bytes
+        else:
+            assert isinstance(said, Reduce)
+            assert said.payload.dtype == torch.float32
+            assert said.payload.numel() == scheme.selector.summed(engine.segments)
+    assert sum(said.traffic(3) for said in talk) == engine.talk_traffic(3)
     payload = payloads[0]
     width = payload.payload.dtype.itemsize
     if isinstance(payload, Deliver):
@@ -79,7 +88,7 @@ def test_requests_are_as_large_as_announced(scheme: sw.Scheme, skips_unused: boo
     else:
         assert payload.payload.numel() == engine.value_count
         assert width * payload.payload.numel() == engine.form.value_bytes
-    total = sum(request.traffic(3) for request in (header, *flags, *payloads, verdict))
+    total = sum(request.traffic(3) for request in (header, *flags, *talk, *payloads, verdict))
     assert total == engine.traffic(3)
 
 

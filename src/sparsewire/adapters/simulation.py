@@ -30,7 +30,8 @@ from .capture import Captured
 # What is captured repeats the random numbers that are drawn inside it: where Threshold's sample
 # begins, and how QSGD rounds. So on CUDA several exchanges are captured, with numbers of their own,
 # and take turns. Coordinates chosen at random are drawn outside and never repeat.
-# Even, since every exchange also has its own page of the memory to read.
+# Even, since every exchange also has its own page of the memory to read. Where ranks lead in turn,
+# all of them do.
 TURNS = 4
 _ALIGNED = 64  # values: where a worker's gradient begins
 
@@ -120,7 +121,8 @@ class _Phase:
             scheme = replace(scheme, selector=_Drawn(scheme.selector, self._drawn))
         self._exchanges = [Exchange(scheme, cut) for cut in segments]
         self._group = SimulatedGroup(workers)
-        self._turns = [Captured(self._meet, device) for _ in range(TURNS)]
+        turns = math.lcm(TURNS, workers) if scheme.selector.led else TURNS
+        self._turns = [Captured(self._meet, device) for _ in range(turns)]
 
     @property
     def is_captured(self) -> bool:
@@ -133,7 +135,7 @@ class _Phase:
         if step == self._first + 1:  # not the first: that one has the headers in it
             self._measure()
         else:
-            self._turns[step % TURNS]()
+            self._turns[step % len(self._turns)]()
 
     def _draw(self, segments: Segments, rank: int) -> Tensor:
         draw = Draw(self.scheme.seed, self._simulation.step, rank)
@@ -150,7 +152,7 @@ class _Phase:
 
     def _runs(self, meters: Sequence[Meter]) -> list[Run]:
         whole = self._simulation
-        step = whole.step % TURNS if whole._device.type == "cuda" else whole.step
+        step = whole.step % len(self._turns) if whole._device.type == "cuda" else whole.step
         before, after = whole._pages[step % 2], whole._pages[1 - step % 2]
         runs = []
         for rank, exchange in enumerate(self._exchanges):

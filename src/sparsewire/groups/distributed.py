@@ -23,6 +23,7 @@ from ..collectives import (
     Gather,
     Reduce,
     Request,
+    Show,
     Total,
     chunk_sizes,
     ordered_sum,
@@ -156,6 +157,10 @@ class DistributedGroup:
             rows = torch.empty_like(payload)
             self._transport.deliver(rows, payload).wait()
             return list(rows.to(home))
+        if isinstance(request, Show):
+            shown = payload if self.rank == request.root else torch.empty_like(payload)
+            self._transport.show(shown, request.root).wait()
+            return shown.to(home)
         total = self._reduce(payload, request)
         return Total(total.values.to(home), total.damage.to(home))
 

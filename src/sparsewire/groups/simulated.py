@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from ..collectives import Deliver, Gather, Reduce, Request, Total, ordered_sum
+from ..collectives import Deliver, Gather, Reduce, Request, Show, Total, ordered_sum
 from ..errors import DisagreementError, SchemeError
 from ..message import FINE
 from ..meter import Meter
@@ -82,6 +82,8 @@ def answer_all(requests: Sequence[Request]) -> list[Any]:
         return [payloads] * len(requests)
     if isinstance(first, Deliver):
         return [[payload[rank] for payload in payloads] for rank in range(len(requests))]
+    if isinstance(first, Show):
+        return [payloads[first.root]] * len(requests)
     assert isinstance(first, Reduce)
     total = ordered_sum(payloads, first.dtype, first.scale)
     fine = torch.full((), FINE, device=total.device)

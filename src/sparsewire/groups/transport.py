@@ -86,6 +86,12 @@ class Transport:
         """Give every rank its row, and put the rows that all have for this one into `output`."""
         return self._deliver(output, rows)
 
+    def show(self, payload: Tensor, root: int) -> Work:
+        """Put the payload of rank `root` into every rank's."""
+        source = dist.get_global_rank(self._group, root)
+        work: Work = dist.broadcast(payload, source, group=self._group, async_op=True)
+        return work
+
     def _into_one(self, output: Tensor, payload: Tensor) -> Work:
         work: Work = self._single(output, payload, group=self._group, async_op=True)
         return work

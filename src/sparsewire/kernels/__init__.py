@@ -94,6 +94,21 @@ class Kernels(Protocol):
     def block_random_k(self, segments: Segments, key: int, device: torch.device) -> Tensor:
         """One run of `count` coordinates of every piece: uniform start, wrapping around."""
 
+    def block_norms(
+        self, before: Tensor | None, addend: Tensor, segments: Segments, block: int
+    ) -> Tensor:
+        """The sum of squares of before + addend in every block of every piece, as float32.
+
+        Blocks have `block` coordinates and begin where their piece does; the last may be shorter.
+        """
+
+    def top_blocks(self, norms: Tensor, segments: Segments, block: int) -> Tensor:
+        """The coordinates of the blocks with the largest norms, equal ones from the left: of every
+        piece as many as hold its `count`. What is not a number counts as infinite.
+
+        Every block has `block` slots; "nowhere" fills those of shorter ones, behind all others.
+        """
+
     def add_up(
         self,
         flat: Tensor,
@@ -208,6 +223,9 @@ def _try_all(kernels: Kernels, device: torch.device) -> None:
     taken = kernels.chosen(
         None, addend, after, segments, kernels.block_random_k(segments, 0, device)
     )
+    for kept in (before, None):
+        norms = kernels.block_norms(kept, addend, segments, 8)
+    kernels.top_blocks(norms, segments, 8)
     kernels.put_back(after, taken.indices, taken.values, segments)
     kernels.add_up(
         torch.ones_like(before[:size]), [(taken.indices, taken.values)] * 2, 0.5, segments

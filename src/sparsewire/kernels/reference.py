@@ -12,6 +12,7 @@ from torch import Tensor
 
 from . import Taken, counter
 from .bits import ascending_flags, find_flags, pack, packed_bytes, set_flags, unpack
+from .blocks import BlockTable
 from .cards import CARD, rotation
 from .counter import below, fold, join, mix, name_key, signed, stream
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "add_up",
+    "block_norms",
     "block_random_k",
     "chosen",
     "collect",
@@ -36,6 +38,7 @@ __all__ = [
     "random_k",
     "read_ascending",
     "set_flags",
+    "top_blocks",
     "top_k",
     "unpack",
     "write_ascending",
@@ -203,6 +206,39 @@ def block_random_k(segments: Segments, key: int, device: torch.device) -> Tensor
         table.place < wrapped, table.place, begin[table.owner] + table.place - wrapped
     )
     return table.starts[table.owner] + inside
+
+
+def block_norms(before: Tensor | None, addend: Tensor, segments: Segments, block: int) -> Tensor:
+    """Added up in halves, which fixes the bits: the first half of a block to the second, and on."""
+    table = BlockTable.of(segments, block, addend.device)
+    dtype = torch.promote_types(addend.dtype, torch.float32) if before is None else before.dtype
+    total = torch.zeros(segments.size + 1, dtype=dtype, device=addend.device)
+    _deposit(before, addend, total)
+    width = 1 << (block - 1).bit_length()
+    inner = torch.arange(width, device=addend.device)
+    places = table.starts[:, None] + inner
+    places.masked_fill_((places >= table.stops[:, None]), segments.size)
+    rows = total[places].square_()
+    while width > 1:
+        width //= 2
+        rows = rows[:, :width] + rows[:, width:]
+    return rows.view(-1).float()
+
+
+def top_blocks(norms: Tensor, segments: Segments, block: int) -> Tensor:
+    table, size = BlockTable.of(segments, block, norms.device), segments.size
+    # bits of numbers from zero to infinity are ordered as the numbers are
+    bits = norms.nan_to_num(math.inf, math.inf).clamp_(min=0).view(torch.int32)
+    order = ((table.pieces << 32) - bits).sort(stable=True).indices
+    blocks = order[table.slots].sort().values
+    indices = table.starts[blocks][:, None] + torch.arange(block, device=norms.device)
+    if not table.is_ragged:
+        return indices.view(-1)
+    inside = (indices < table.stops[blocks][:, None]).view(-1)
+    place = torch.where(inside, inside.cumsum(0) - 1, inside.numel())  # "nowhere" goes behind
+    packed = torch.full((inside.numel() + 1,), size, device=norms.device)
+    packed[place] = torch.where(inside, indices.view(-1), size)
+    return packed[:-1]
 
 
 def _joined(parts: list[Tensor], device: torch.device) -> Tensor:

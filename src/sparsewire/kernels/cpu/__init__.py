@@ -8,6 +8,7 @@ walked over again. Threads share out the tiles; nothing depends on their number.
 
 from __future__ import annotations
 
+from ..reference import block_norms, top_blocks
 from .coding import (
     digest,
     find_flags,
@@ -27,6 +28,7 @@ from .withdraw import chosen, over_threshold, top_k
 
 __all__ = [
     "add_up",
+    "block_norms",
     "block_random_k",
     "chosen",
     "collect",
@@ -42,6 +44,7 @@ __all__ = [
     "random_k",
     "read_ascending",
     "set_flags",
+    "top_blocks",
     "top_k",
     "unpack",
     "write_ascending",

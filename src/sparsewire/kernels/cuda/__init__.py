@@ -6,7 +6,7 @@ graph once it has run. Ledgers that are not float32 are left to `reference`.
 
 from __future__ import annotations
 
-from ..reference import collect, deal
+from ..reference import block_norms, collect, deal, top_blocks
 from .coding import (
     digest,
     find_flags,
@@ -25,6 +25,7 @@ from .withdraw import chosen, over_threshold, top_k
 
 __all__ = [
     "add_up",
+    "block_norms",
     "block_random_k",
     "chosen",
     "collect",
@@ -40,6 +41,7 @@ __all__ = [
     "random_k",
     "read_ascending",
     "set_flags",
+    "top_blocks",
     "top_k",
     "unpack",
     "write_ascending",

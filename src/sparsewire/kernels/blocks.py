@@ -1,0 +1,52 @@
+"""Aligned blocks of the pieces, as tensors that are kept from step to step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ..segments import Segments
+
+
+@dataclass(frozen=True)
+class BlockTable:
+    """All blocks in the order of the flat gradient, as int64 columns.
+
+    A piece of `count` coordinates to send has so many blocks to choose as hold them.
+    """
+
+    starts: Tensor
+    stops: Tensor
+    pieces: Tensor
+    slots: Tensor  # the places of those chosen, once each piece's blocks are sorted by rank
+    is_ragged: bool  # some piece's last block is shorter
+
+    @staticmethod
+    def of(segments: Segments, block: int, device: torch.device) -> BlockTable:
+        """The table of a cut gradient, made once."""
+        key = ("blocks", block, device)
+        if key not in segments.scratch:
+            segments.scratch[key] = BlockTable._make(segments, block, device)
+        table: BlockTable = segments.scratch[key]
+        return table
+
+    @staticmethod
+    def _make(segments: Segments, block: int, device: torch.device) -> BlockTable:
+        pieces = segments.table(device)
+        blocks = (pieces.lengths + block - 1) // block
+        owner = torch.repeat_interleave(torch.arange(len(segments.pieces), device=device), blocks)
+        number = torch.arange(owner.numel(), device=device) - (blocks.cumsum(0) - blocks)[owner]
+        starts = pieces.starts[owner] + number * block
+        ends = (pieces.starts + pieces.lengths)[owner]
+        chosen = (pieces.counts + block - 1) // block
+        return BlockTable(
+            starts=starts,
+            stops=torch.minimum(starts + block, ends),
+            pieces=owner,
+            slots=(number < chosen[owner]).nonzero().squeeze(1),
+            is_ragged=any(piece.length % block for piece in segments.pieces),
+        )

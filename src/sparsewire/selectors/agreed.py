@@ -1,0 +1,170 @@
+"""Selectors by which all ranks choose the same coordinates, though these depend on the gradient.
+
+Ranks talk before they choose: little, and then no index travels with the values, which can be added
+up on the way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from .. import kernels
+from ..errors import SchemeError
+from ..kernels import Taken
+from ..segments import Segments
+from .base import Draw, Sized, Table
+
+
+@dataclass(frozen=True, repr=False)
+class TopBlock(Sized):
+    """The blocks of every piece that hold the most, summed over all ranks.
+
+    Every piece is cut into blocks of `block` coordinates from its start on, and the last one may be
+    shorter. All ranks add up the squared norms of their blocks, gradient and memory together, and
+    the largest sums are chosen, equal ones from the left: `ratio` of the blocks (rounded up, at
+    least one), or enough of them for `count` coordinates.
+
+    With m of B blocks, over all ranks together and so for one alone:
+    Σ‖x − C(x)‖² ≤ (1 − m/B) Σ‖x‖².
+
+    Arguments:
+        ratio: the share of blocks sent.
+        count: coordinates sent, rounded up to whole blocks.
+        block: coordinates in a block. Longer ones cost accuracy, shorter ones cost bytes: a norm
+            for every block, four bytes each way.
+
+    >>> TopBlock(0.01, block=64).entries(10_000), TopBlock(count=100, block=64).entries(10_000)
+    (128, 128)
+    """
+
+    block: int = 128
+    shared: ClassVar[bool] = True  # type: ignore[misc]
+    predictable = False
+    agreed = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.block, bool) or not isinstance(self.block, int) or self.block < 1:
+            raise SchemeError(
+                f"TopBlock's block must be a whole number of at least 1, as in "
+                f"TopBlock({self.ratio or 0.01}, block=64)"
+            )
+
+    def entries(self, length: int) -> int:
+        return min(length, self.block * self._chosen(length))
+
+    def room(self, length: int) -> int:
+        return self.entries(length)
+
+    def _chosen(self, length: int) -> int:
+        """How many blocks of a piece are sent."""
+        blocks = -(-length // self.block)
+        if self.count is not None:
+            return min(blocks, -(-self.count // self.block))
+        assert self.ratio is not None
+        # a hair above a whole number is that number
+        return min(blocks, max(1, math.ceil(self.ratio * blocks * (1 - 1e-12))))
+
+    def summed(self, segments: Segments) -> int:
+        return sum(-(-piece.length // self.block) for piece in segments.pieces)
+
+    def withdraw(
+        self,
+        before: Tensor | None,
+        addend: Tensor,
+        after: Tensor,
+        segments: Segments,
+        draw: Draw,
+    ) -> Taken:
+        norms = kernels.on(after.device).block_norms(before, addend, segments, self.block)
+        return self._take(norms, before, addend, after, segments)
+
+    def choose(
+        self,
+        before: Tensor | None,
+        addend: Tensor,
+        after: Tensor,
+        segments: Segments,
+        draw: Draw,
+        table: Table,
+    ) -> Generator[Any, Any, Taken]:
+        norms = kernels.on(after.device).block_norms(before, addend, segments, self.block)
+        if segments.pieces:
+            norms = yield from table.add_up(norms)
+        return self._take(norms, before, addend, after, segments)
+
+    def _take(
+        self,
+        norms: Tensor,
+        before: Tensor | None,
+        addend: Tensor,
+        after: Tensor,
+        segments: Segments,
+    ) -> Taken:
+        kernel = kernels.on(after.device)
+        indices = kernel.top_blocks(norms, segments, self.block)
+        taken = kernel.chosen(before, addend, after, segments, indices)
+        if all(piece.length % self.block == 0 for piece in segments.pieces):
+            return taken
+        return replace(taken, count=(indices < segments.size).sum())
+
+    def contraction(self, length: int) -> float:
+        return self._chosen(length) / -(-length // self.block)
+
+
+@dataclass(frozen=True, repr=False)
+class LeaderTopK(Sized):
+    """The largest magnitudes of one rank, which takes turns: all ranks send what they have there.
+
+    At step t rank t mod W leads. It names its largest magnitudes, as `TopK` chooses them, and only
+    its indices travel besides the values. Good where ranks' memories are alike, as they are with
+    large batches.
+
+    For one rank ‖x − C(x)‖² ≤ (1 − k/n)‖x‖², and for the leader of many. For the others a step
+    promises no more than ‖x − C(x)‖² ≤ ‖x‖².
+
+    Reference: Chen et al. 2020, ScaleCom.
+    """
+
+    shared: ClassVar[bool] = True  # type: ignore[misc]
+    predictable = False
+    agreed = True
+    led = True
+
+    def room(self, length: int) -> int:
+        return self.entries(length)
+
+    def withdraw(
+        self,
+        before: Tensor | None,
+        addend: Tensor,
+        after: Tensor,
+        segments: Segments,
+        draw: Draw,
+    ) -> Taken:
+        return kernels.on(after.device).top_k(before, addend, after, segments)
+
+    def choose(
+        self,
+        before: Tensor | None,
+        addend: Tensor,
+        after: Tensor,
+        segments: Segments,
+        draw: Draw,
+        table: Table,
+    ) -> Generator[Any, Any, Taken]:
+        if table.leads or not segments.pieces:
+            taken = self.withdraw(before, addend, after, segments, draw)
+            if segments.pieces:
+                yield from table.name(taken.indices)
+            return taken
+        indices = yield from table.hear()
+        return kernels.on(after.device).chosen(before, addend, after, segments, indices)
+
+    def contraction(self, length: int) -> float:
+        return self.entries(length) / length
