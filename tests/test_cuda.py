@@ -36,13 +36,15 @@ SCHEMES = [
         "Threshold(0.05)",
         "RandomK(0.05)",
         "BlockRandomK(0.05)",
+        "TopBlock(0.05, block=16)",
+        "LeaderTopK(0.05)",
         "Dense()",
     )
     for scope in ("'layer'", "'global'", "500")
 ]
 SCHEMES += [
     f"Scheme({selector}, values={values}, scope={scope})"
-    for selector in ("TopK(0.05)", "Threshold(0.05)", "RandomK(0.05)")
+    for selector in ("TopK(0.05)", "Threshold(0.05)", "RandomK(0.05)", "TopBlock(0.05, block=7)")
     for values in (
         "OneBit()",
         "OneBit('threshold')",
@@ -144,6 +146,10 @@ CAPTURED = (
     "Scheme(Threshold(0.05), values=BFloat16())",
     "Scheme(TopK(0.5), values=OneBit('column'))",
     "BlockRandomK(0.05)",
+    "TopBlock(0.05, block=16)",
+    "Scheme(TopBlock(0.05, block=7), values=TwoBit(), scope='global')",
+    "LeaderTopK(0.05)",
+    "Scheme(LeaderTopK(0.05), values=BFloat16(), indices=Bitmap())",
     "Scheme(RandomK(0.05), values=QSGD())",
     "Dense()",
     "Scheme(TopK(0.05), collective=Sharded())",
@@ -210,6 +216,19 @@ def test_a_captured_simulation_does_what_an_eager_one_does() -> None:
         assert captured.is_captured, scheme
         assert not eager.is_captured
         assert captured.flaw is None
+
+
+def test_every_rank_leads_where_exchanges_are_captured() -> None:
+    """Rank r is the only one with anything at place r, and 8 ranks take turns to name theirs."""
+    scheme = sw.parse("Scheme(LeaderTopK(count=1), memory=NoMemory(), whole=None)")
+    simulation = Simulation(scheme, {"x": (100,)}, 8, torch.device("cuda"))
+    for step in range(48):
+        for rank, gradient in enumerate(simulation.gradients):
+            gradient.zero_()
+            gradient[rank] = 1.0
+        simulation.exchange()
+        assert simulation.gradients[0].nonzero().view(-1).tolist() == [step % 8]
+    assert simulation.is_captured
 
 
 def test_training_is_captured_and_does_what_it_does_on_the_cpu() -> None:

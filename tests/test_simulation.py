@@ -83,6 +83,18 @@ def test_bytes_are_those_that_are_explained(text: str) -> None:
     assert simulation.sent == simulation.received == sw.explain(text, SHAPES, WORKERS).sent_bytes
 
 
+@pytest.mark.parametrize(("workers", "turns"), [(1, 4), (3, 12), (8, 8)])
+def test_there_are_as_many_exchanges_to_capture_as_all_leaders_need(
+    workers: int, turns: int
+) -> None:
+    """What is captured repeats its step: with fewer, some ranks would never lead on a GPU."""
+    for text, expected in (("LeaderTopK(0.05)", turns), ("TopBlock(0.05)", 4)):
+        simulation = Simulation(sw.parse(text), SHAPES, workers, CPU)
+        simulation.exchange()
+        assert simulation._phase is not None
+        assert len(simulation._phase._turns) == expected
+
+
 def test_numbers_that_are_not_finite_are_noticed() -> None:
     simulation = Simulation(sw.parse("TopK(0.05)"), SHAPES, WORKERS, CPU)
     fill(simulation, gradients(0))

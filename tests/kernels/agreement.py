@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sparsewire.kernels import Kernels, Taken, counter, reference
 from sparsewire.segments import Scope, Segments
+from sparsewire.selectors import TopBlock
 from sparsewire.shards import Shards
 
 Check = Callable[[Kernels, torch.device, int], None]
@@ -345,6 +346,45 @@ def messages(segments: Segments, count: int, seed: int = 0) -> list[tuple[Tensor
     return made
 
 
+def block_layouts(size: int) -> dict[str, tuple[Segments, int]]:
+    """Ways to cut into blocks, by name: the segments, and the length of a block."""
+    found = {}
+    for block in (1, 3, 8, 64, 100):
+        selector = TopBlock(0.1, block=block)
+        side = max(2, math.isqrt(size // 3))
+        layers = [(side, side), (side,), (7,), (side + 1, side), (1, 1), (side, 3), (0,), (5,)]
+        named = {f"p{n}": shape for n, shape in enumerate(layers)}
+        for scope, whole in (("layer", 16), ("layer", None), ("global", 16), (2 * block + 1, 4)):
+            segments = Segments.cut(named, selector, scope, whole)  # type: ignore[arg-type]
+            found[f"{block}, {scope}, {whole}"] = segments, block
+        found[f"{block}, no rest"] = Segments.cut({"x": (20 * block,)}, selector, whole=None), block
+        found[f"{block}, nothing"] = Segments.cut({}, selector), block
+    return found
+
+
+def check_blocks(kernels: Kernels, device: torch.device, size: int) -> None:
+    """Norms bit for bit, and the blocks chosen by them; by sums over ranks of any kind, too."""
+    for name, (segments, block) in block_layouts(min(size, 20_000)).items():
+        for what, row in rows(segments.size).items():
+            before = torch.cat([normal(segments.size, 3), torch.zeros(1)])
+            for kept in (None, before):
+                for dtype in (torch.float32, *HALVES):
+                    if dtype != torch.float32 and what not in ("normal", "NaNs", "infinities"):
+                        continue
+                    addend = row.to(dtype)
+                    wanted = reference.block_norms(kept, addend, segments, block)
+                    moved = None if kept is None else kept.to(device)
+                    got = kernels.block_norms(moved, addend.to(device), segments, block)
+                    same(wanted, got, f"{name}, {what}, {dtype}")
+                    for norms in (wanted, wanted * 1e-30, wanted - 1):
+                        chosen = reference.top_blocks(norms, segments, block)
+                        same(
+                            chosen,
+                            kernels.top_blocks(norms.to(device), segments, block),
+                            f"blocks of {name}, {what}, {dtype}",
+                        )
+
+
 def check_add_up(kernels: Kernels, device: torch.device, size: int) -> None:
     for where, segments in layouts(size).items():
         for count in (0, 1, 2, 5):
@@ -568,6 +608,7 @@ CHECKS: tuple[Check, ...] = (
     *WITHDRAWALS,
     check_random_k,
     check_block_random_k,
+    check_blocks,
     check_add_up,
     check_put_back,
     check_pack,

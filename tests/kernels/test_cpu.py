@@ -49,6 +49,10 @@ def test_agreement_of_threads_past_the_cache(
     check(cpu, CPU, 300)
 
 
+def test_agreement_of_threads_on_blocks(threads: int) -> None:
+    agreement.check_blocks(cpu, CPU, 2000)
+
+
 @pytest.mark.parametrize("past_cache", [False, True])
 def test_agreement_of_threads_when_adding_up(
     threads: int, past_cache: bool, monkeypatch: pytest.MonkeyPatch

@@ -228,7 +228,7 @@ def block_norms(before: Tensor | None, addend: Tensor, segments: Segments, block
 def top_blocks(norms: Tensor, segments: Segments, block: int) -> Tensor:
     table, size = BlockTable.of(segments, block, norms.device), segments.size
     # bits of numbers from zero to infinity are ordered as the numbers are
-    bits = norms.nan_to_num(math.inf, math.inf).clamp_(min=0).view(torch.int32)
+    bits = norms.nan_to_num(math.inf, math.inf).view(torch.int32).clamp_(min=0)
     order = ((table.pieces << 32) - bits).sort(stable=True).indices
     blocks = order[table.slots].sort().values
     indices = table.starts[blocks][:, None] + torch.arange(block, device=norms.device)

@@ -8,7 +8,7 @@ walked over again. Threads share out the tiles; nothing depends on their number.
 
 from __future__ import annotations
 
-from ..reference import block_norms, top_blocks
+from .blocks import block_norms, top_blocks
 from .coding import (
     digest,
     find_flags,

@@ -37,7 +37,7 @@ def top_k(before: Tensor | None, addend: Tensor, after: Tensor, segments: Segmen
     if not _is_walkable(before, addend, after, segments):
         return reference.top_k(before, addend, after, segments)
     plan = _plan(segments, floors.COUNT)
-    sources = _sources(before, addend)
+    sources = sources_of(before, addend)
     buffer = plan.parts[0].sample(floors.SAMPLE + 1)
     floors.guess_floors(
         *sources, plan.pieces, plan.kth, plan.trends, plan.falls, buffer, plan.floors
@@ -59,7 +59,7 @@ def over_threshold(
     if not _is_walkable(before, addend, after, segments):
         return reference.over_threshold(before, addend, after, segments, sample, key)
     plan = _plan(segments, floors.ROOM)
-    sources = _sources(before, addend)
+    sources = sources_of(before, addend)
     plan.strides = np.array(segments.strides(sample), np.int64)
     plan.key = signed(key)
     taken = _withdraw(sources, after, segments, plan, is_exact=False)
@@ -81,7 +81,7 @@ def chosen(
     places, count = array(indices), indices.numel()
     # not torch's: numpy asks for huge pages, and a dense gradient has too many of the small ones
     goal = np.empty(count + segments.whole_size, np.float32)
-    target, sources = array(after), _sources(before, addend)
+    target, sources = array(after), sources_of(before, addend)
     cuts = [*np.searchsorted(places, plan.edges[:-1]).tolist(), count]
 
     def work(number: int) -> None:
@@ -138,18 +138,25 @@ def _withdraw(
 
 
 def _is_walkable(before: Tensor | None, addend: Tensor, after: Tensor, segments: Segments) -> bool:
-    size = segments.size
     return (
         is_flat(after, torch.float32)
-        and is_flat(addend, *_KINDS)
+        and after.numel() >= segments.size
+        and is_addable(before, addend, segments)
+    )
+
+
+def is_addable(before: Tensor | None, addend: Tensor, segments: Segments) -> bool:
+    """Whether loops can add the two up."""
+    size = segments.size
+    return (
+        is_flat(addend, *_KINDS)
         and (before is None or (is_flat(before, torch.float32) and before.numel() >= size))
         and addend.numel() == size
-        and after.numel() >= size
         and size > 0
     )
 
 
-def _sources(before: Tensor | None, addend: Tensor) -> Sources:
+def sources_of(before: Tensor | None, addend: Tensor) -> Sources:
     """What is added up, as `walk` takes it."""
     kept = _NO_FLOATS if before is None else array(before)
     kind = _KINDS[addend.dtype]

@@ -1,0 +1,114 @@
+"""Norms of blocks, one pass over the gradient, and the blocks with the largest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import reference
+from ..blocks import BlockTable
+from .jit import CPU, Array, array, is_flat, jit, parts_for, share_out
+from .numbers import INFINITE, PLAIN, kth_magnitude, reaching, widen
+from .withdraw import is_addable, sources_of
+
+if TYPE_CHECKING:
+    from ...segments import Segments
+
+
+def block_norms(before: Tensor | None, addend: Tensor, segments: Segments, block: int) -> Tensor:
+    if not is_addable(before, addend, segments):
+        return reference.block_norms(before, addend, segments, block)
+    table = BlockTable.of(segments, block, CPU)
+    starts, stops = array(table.starts), array(table.stops)
+    norms = np.empty(len(starts), np.float32)
+    sources, parts = sources_of(before, addend), parts_for(segments.size)
+
+    def work(part: int) -> None:
+        here = slice(len(starts) * part // parts, len(starts) * (part + 1) // parts)
+        room = np.empty((2, 1 << (block - 1).bit_length()), np.float32)
+        _add_squares(*sources, starts[here], stops[here], room[0], room[1], norms[here])
+
+    share_out(parts, work)
+    return torch.from_numpy(norms)
+
+
+def top_blocks(norms: Tensor, segments: Segments, block: int) -> Tensor:
+    if not is_flat(norms, torch.float32):
+        return reference.top_blocks(norms, segments, block)
+    rows = [(p.start, p.length, -(-p.count // block)) for p in segments.pieces]
+    pieces = np.array(rows, np.int64).reshape(-1, 3)
+    indices = np.empty(block * int(pieces[:, 2].sum()), np.int64)
+    bits = np.empty(norms.numel(), np.uint32)
+    _choose(array(norms), pieces, block, bits, indices, segments.size)
+    return torch.from_numpy(indices)
+
+
+@jit
+def _add_squares(
+    before: Array,
+    addend: Array,
+    halves: Array,
+    kind: int,
+    starts: Array,
+    stops: Array,
+    row: Array,
+    wide: Array,
+    norms: Array,
+) -> None:
+    """As `reference` does: squares, then the second half added to the first until one is left."""
+    for block in range(len(starts)):
+        start, stop = starts[block], stops[block]
+        length = stop - start
+        if kind == PLAIN:
+            added = addend[start:stop]
+        else:
+            widen(halves[start:stop], kind, wide.view(np.uint32))
+            added = wide[:length]
+        if len(before):
+            kept = before[start:stop]
+            for n in range(length):
+                total = kept[n] + added[n]
+                row[n] = total * total
+        else:
+            for n in range(length):
+                row[n] = added[n] * added[n]
+        row[length:] = np.float32(0)
+        half = len(row) >> 1
+        while half:
+            first, second = row[:half], row[half : 2 * half]
+            for n in range(half):
+                first[n] += second[n]
+            half >>= 1
+        norms[block] = row[0]
+
+
+@jit
+def _choose(
+    norms: Array, pieces: Array, block: int, bits: Array, indices: Array, size: int
+) -> None:
+    """Write the coordinates of each piece's largest blocks, then "nowhere"."""
+    for n in range(len(norms)):
+        norm = norms[n]
+        bits[n] = np.float32(norm).view(np.uint32) if norm > 0 else np.uint32(0)
+        if norm != norm:
+            bits[n] = INFINITE
+    first, at = 0, 0
+    for piece in range(len(pieces)):
+        start, length, chosen = pieces[piece]
+        count = (length + block - 1) // block
+        sizes = bits[first : first + count]
+        floor = kth_magnitude(sizes, chosen)
+        ties = chosen - reaching(sizes, np.uint32(floor + np.uint32(1)))
+        for n in range(count):
+            is_tie = sizes[n] == floor
+            if sizes[n] > floor or (is_tie and ties > 0):
+                ties -= is_tie
+                low = start + n * block
+                for place in range(low, min(low + block, start + length)):
+                    indices[at] = place
+                    at += 1
+        first += count
+    indices[at:] = size
