@@ -17,8 +17,9 @@ from sparsewire.papers.catalogue import STUDIES
 from sparsewire.papers.recipe import Cell, Place, Recipe, Study
 from sparsewire.papers.reproduce import Request, RequestError
 from sparsewire.papers.store import Store
+from sparsewire.tasks import translation
 from tests.cli.conftest import environment, run
-from tests.tasks import idxfile
+from tests.tasks import idxfile, textpairs
 
 RECIPE = Recipe("mnist", 2, 8, 2, "sgd", 0.1, hidden=(16,), looks=2)
 
@@ -147,6 +148,34 @@ def test_an_unfinished_training_is_done_again(
 def test_what_there_is_not(ask: Callable[..., None], more: dict[str, object], reason: str) -> None:
     with pytest.raises(RequestError, match=reason):
         ask(**more)
+
+
+def test_translation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for corpus in translation.CORPORA.values():
+        textpairs.write(tmp_path / corpus.name, corpus, train=150, test=4)
+    request = Request(
+        "aji2017-translation",
+        recipe="quick",
+        only=("dense/*/transformer/plain", "99/local/1-bit/column/multi30k/*"),
+        device="cpu",
+        data=tmp_path,
+        store=tmp_path / "out.jsonl",
+    )
+    reproduce.run(request)
+    told = capsys.readouterr()
+    assert "[4/4] 99/local/1-bit/column/multi30k/transformer/layernorm" in told.err
+    assert "validation BLEU" in told.err
+    table = told.out.splitlines()
+    assert any(line.startswith("test BLEU  ") for line in table)
+    assert any(line.startswith("test BLEU as sacrebleu counts it: nrefs:1|") for line in table)
+    assert "dropping 99 % loses no BLEU: not tested yet" in table
+    assert any(line.startswith("1 bit after dropping 99 % slows") for line in table)
+    assert (tmp_path / "out-quick.svg").stat().st_size > 5000
+    results = Store(tmp_path / "out.jsonl")._results
+    assert [result["pairs"] + result["too_long"] for result in results] == [150] * 4
+    assert all(result["versions"]["sacrebleu"] for result in results)
+    with pytest.raises(RequestError, match="--download fetches CIFAR-10 alone"):
+        reproduce.run(replace(request, download=True))
 
 
 def test_overview(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from sparsewire.papers import aji2017
 from sparsewire.papers.recipe import Cell, Recipe
-from sparsewire.papers.store import SCHEMA, Store, StoreError
+from sparsewire.papers.store import SCHEMA, Store, StoreError, usual_path
 
 RECIPE = Recipe("mnist", 2, 8, 1, "sgd", 0.1, hidden=(8,), drops=(1, 2))
 CELL = Cell("a/b", "Scheme(TopK(0.01))", RECIPE, (("row", "column"),))
@@ -45,6 +46,15 @@ def test_another_scheme_or_recipe_is_another_training(tmp_path: Path) -> None:
     assert store.find(replace(CELL, name="renamed"), 0) is not None
     assert store.find(replace(CELL, scheme="Scheme(TopK(0.02))"), 0) is None
     assert store.find(replace(CELL, recipe=replace(RECIPE, epochs=2)), 0) is None
+
+
+def test_results_from_before_a_recipe_said_more_still_count() -> None:
+    """The fields that came later are not in a recipe that does without them."""
+    assert list(RECIPE.to_dict())[-2:] == ["normalised", "limit"]
+    later = replace(RECIPE, model="rnn", vocabulary=10, length=5, drops=(), warmup=3)
+    assert list(later.to_dict())[-4:] == ["model", "vocabulary", "length", "warmup"]
+    kept = Store(usual_path("aji2017", "aji2017-mnist"))
+    assert kept.count_done(aji2017.short(), (0, 1, 2)) >= 60
 
 
 def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:

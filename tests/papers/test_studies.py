@@ -8,6 +8,7 @@ import pytest
 
 import sparsewire as sw
 from sparsewire.papers import aji2017, eghlidi2020
+from sparsewire.papers import aji2017_translation as text
 from sparsewire.papers.catalogue import STUDIES
 from sparsewire.papers.recipe import Cell, Place, Study
 from sparsewire.papers.store import SCHEMA, Store, StoreError
@@ -136,3 +137,69 @@ def test_the_best_rate_is_taken(tmp_path: Path) -> None:
     assert rates["Top-k", "global"] == 0.03
     assert rates["Top-k", "layer"] == 0.1
     assert len(rates) == 11
+
+
+def test_translation_trains_every_scheme_alike() -> None:
+    cells = {cell.name: cell for cell in text.short()}
+    assert len(cells) == 4 * 8 + 4 * 4
+    for cell in cells.values():
+        same = cells[f"dense/{'/'.join(cell.name.split('/')[-3:])}"]
+        assert cell.recipe == same.recipe
+        assert cell.places[0][1] == same.places[0][1]
+    dropped = cells["99/local/1-bit/column/tatoeba-en-ro/rnn/layernorm"]
+    assert dropped.scheme == "Scheme(Threshold(0.01), values=OneBit('column'))"
+    assert dropped.places == ((f"{text.LOCAL}, 1 bit, column", "ro→en, rnn, layernorm"),)
+    assert cells["99/global/multi30k/transformer/plain"].scheme.endswith("scope='global')")
+
+
+PLAIN, NORMED = "en→de, rnn, plain", "en→de, rnn, layernorm"
+
+
+def test_claims_about_bleu_are_judged_one_by_one() -> None:
+    assert all(said.endswith(": not tested yet") for said in text.remarks({}))
+    found = {
+        (text.DENSE, PLAIN): [30.0, 31.0],
+        (text.LOCAL, PLAIN): [29.8],
+        (text.GLOBAL, PLAIN): [20.0],
+        (text.DENSE, NORMED): [33.0],
+        (text.LOCAL, NORMED): [32.0],
+        (text.GLOBAL, NORMED): [31.7],
+    }
+    no_loss, fewer, worse, as_good = text.remarks(found)
+    assert no_loss == (
+        "dropping 99 % loses no BLEU: partly reproduced, in 1 of 2 models "
+        "(BLEU en→de, rnn, plain -0.70; en→de, rnn, layernorm -1.00)"
+    )
+    assert fewer.endswith("not tested yet")
+    assert "worse than a local one: reproduced, in 1 of 1 models" in worse
+    assert "as good as a local one: reproduced, in 1 of 1 models" in as_good
+    found[text.GLOBAL, PLAIN] = [29.5]
+    found[text.GLOBAL, NORMED] = [0.0]
+    assert [said.split(": ")[1].split(",")[0] for said in text.remarks(found)[2:]] == [
+        "not reproduced",
+        "not reproduced",
+    ]
+
+
+def went(*losses: float | None) -> list[dict[str, object]]:
+    steps = [100 * (number + 1) for number in range(len(losses))]
+    return [{"curves": {"step": steps, "valid_loss": list(losses)}}]
+
+
+def test_convergence_is_judged_by_the_steps_to_the_same_loss() -> None:
+    assert all(said.endswith(": not tested yet") for said in text.on_curves({}))
+    one, two, three = text.ONE_BIT
+    results = {
+        (text.LOCAL, NORMED): went(4.0, 3.0, 2.0, 1.0),
+        (one, NORMED): went(5.0, 4.0, 2.0, 2.0),  # 3.0 at step 250, not 200
+        (two, NORMED): went(6.0, 5.0, 4.0, None),
+        (text.TWO_BITS, NORMED): went(4.0, 3.0, 2.0, 1.5),
+        (three, PLAIN): went(4.0, 3.0),  # nothing to compare it with
+    }
+    bit, bits = text.on_curves(results)
+    assert bit == (
+        "1 bit after dropping 99 % slows convergence: reproduced, in 2 of 2 models (times the "
+        f"steps: 1 bit, threshold, {NORMED} 1.25; 1 bit, column, {NORMED} never)"
+    )
+    assert "slow convergence: not reproduced, in 0 of 1 models" in bits
+    assert bits.endswith(f"2 bits, {NORMED} 1.00)")

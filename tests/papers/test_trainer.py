@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import sparsewire as sw
-from sparsewire.papers.problems import Mnist
+from sparsewire.papers.problems import Mnist, _Classes
 from sparsewire.papers.recipe import Recipe
 from sparsewire.papers.trainer import Look, Trainer
 from sparsewire.tasks import mnist
@@ -107,8 +107,9 @@ def test_the_test_set_is_looked_at() -> None:
     images, labels = DATA.test.batch(torch.arange(30))
     with torch.no_grad():
         answers = trainer.model(images)
-    assert last.test_accuracy == pytest.approx(float((answers.argmax(1) == labels).float().mean()))
-    assert last.test_loss == pytest.approx(float(cross_entropy(answers, labels)), rel=1e-5)
+    right = float((answers.argmax(1) == labels).float().mean())
+    assert last.found["test_accuracy"] == pytest.approx(right)
+    assert last.found["test_loss"] == pytest.approx(float(cross_entropy(answers, labels)), rel=1e-5)
 
 
 def test_adagrad_is_torchs_own() -> None:
@@ -117,6 +118,20 @@ def test_adagrad_is_torchs_own() -> None:
     assert isinstance(trainer._optimizer, torch.optim.Adagrad)
     losses = [look.loss for look in trainer.run(lambda look: None).looks]
     assert losses[-1] < losses[0]
+
+
+def test_adam_warms_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = replace(RECIPE, optimizer="adam", warmup=4, rate=0.01, drops=(), momentum=0.0)
+    trainer = Trainer(recipe, sw.parse("TopK(0.1)"), Mnist(DATA, recipe), 0, CPU)
+    optimizer, rates, before = trainer._optimizer, list[float](), trainer.weights.detach().clone()
+    assert isinstance(optimizer, torch.optim.Adam)
+    monkeypatch.setattr(trainer.simulation, "scale", lambda factor: pytest.fail("scaled"))
+    optimizer.register_step_post_hook(lambda *given: rates.append(optimizer.param_groups[0]["lr"]))
+    losses = [look.loss for look in trainer.run(lambda look: None).looks]
+    assert losses[-1] < losses[0]
+    assert not torch.equal(trainer.weights, before)
+    assert rates[:4] == pytest.approx([0.0025, 0.005, 0.0075, 0.01])
+    assert rates[4:] == pytest.approx([0.01 * (4 / step) ** 0.5 for step in range(5, 13)])
 
 
 def test_a_training_that_diverges_ends_early() -> None:
@@ -134,7 +149,7 @@ def test_too_few_examples_are_refused() -> None:
         Trainer(recipe, sw.parse("Dense()"), Mnist(DATA, recipe), 0, CPU)
 
 
-class Normed:
+class Normed(_Classes):
     """Numbers through batch normalisation."""
 
     def __len__(self) -> int:

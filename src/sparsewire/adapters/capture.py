@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -28,7 +29,7 @@ class Captured:
         self._function = function
         self._graph: torch.cuda.CUDAGraph | None = None
         self._eager = EAGER if device.type == "cuda" else -1  # calls left; -1: for ever
-        self._stream = new_stream(device) if device.type == "cuda" else None
+        self._device = device
 
     @property
     def is_captured(self) -> bool:
@@ -46,18 +47,13 @@ class Captured:
 
     def _call(self) -> None:
         """Call it, on CUDA on the stream on which it will be captured, as torch asks for."""
-        if self._stream is None:
+        with self._aside():
             self._function()
-            return
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            self._function()
-        torch.cuda.current_stream().wait_stream(self._stream)
 
     def _capture(self) -> None:
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, stream=self._stream):
+            with self._aside() as stream, torch.cuda.graph(graph, stream=stream):
                 self._function()
         except RuntimeError as error:
             log.warning("not captured, so slower: %s", str(error).partition("\n")[0])
@@ -66,3 +62,19 @@ class Captured:
         else:
             self._graph = graph
             graph.replay()
+
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[torch.cuda.Stream | None]:
+        """On CUDA a stream that is not the default one: the current one, or one beside it."""
+        if self._device.type != "cuda":
+            yield None
+            return
+        current = torch.cuda.current_stream(self._device)
+        if current != torch.cuda.default_stream(self._device):
+            yield current
+            return
+        stream = new_stream(self._device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            yield stream
+        current.wait_stream(stream)

@@ -1,4 +1,4 @@
-"""The picture of a study: how accuracy and loss went, a panel for each column of its table."""
+"""The picture of a study: how score and loss went, a panel for each column of its table."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..bench import drawing
 from ..bench.colours import MARKERS, OF_LINES
+from .recipe import ACCURACY, LOSS, Measure
 from .store import Result
 from .table import Board
 
@@ -19,12 +20,15 @@ if TYPE_CHECKING:
 _ACROSS = 4  # panels side by side
 
 
-def save(title: str, board: Board, *paths: Path) -> None:
+Drawn = tuple[Measure, Measure]
+
+
+def save(title: str, board: Board, *paths: Path, drawn: Drawn = (ACCURACY, LOSS)) -> None:
     """Draw `board` and write it in the formats that the names of `paths` end in."""
-    drawing.write(draw(title, board), *paths)
+    drawing.write(draw(title, board, drawn), *paths)
 
 
-def draw(title: str, board: Board) -> Figure:
+def draw(title: str, board: Board, drawn: Drawn = (ACCURACY, LOSS)) -> Figure:
     """A line for each row, the mean over seeds, with their range shaded."""
     from matplotlib.ticker import LogLocator
 
@@ -39,10 +43,10 @@ def draw(title: str, board: Board) -> Figure:
         for row, name in enumerate(board.rows):
             results = [r for r in board.results.get((name, column), ()) if not r["diverged"]]
             if results:
-                _draw_line(panels[2 * band][place], results, "test_accuracy", 100, row, name)
-                _draw_line(panels[2 * band + 1][place], results, "loss", 1, row, name)
-        drawing.plain(panels[2 * band][place], f"{column}\ntest accuracy, %", "")
-        drawing.plain(panels[2 * band + 1][place], "training loss", "epoch")
+                for half, measure in enumerate(drawn):
+                    _draw_line(panels[2 * band + half][place], results, measure, row, name)
+        drawing.plain(panels[2 * band][place], f"{column}\n{drawn[0].name}", "")
+        drawing.plain(panels[2 * band + 1][place], drawn[1].name, "epoch")
         panels[2 * band + 1][place].set_yscale("log", subs=())
         panels[2 * band + 1][place].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         panels[2 * band + 1][place].yaxis.set_major_formatter("{x:g}")
@@ -58,15 +62,16 @@ def draw(title: str, board: Board) -> Figure:
 
 
 def _draw_line(
-    axes: Axes, results: Sequence[Result], field: str, unit: float, row: int, name: str
+    axes: Axes, results: Sequence[Result], measure: Measure, row: int, name: str
 ) -> None:
-    epochs = results[0]["curves"]["epoch"]
-    heights = [
-        [unit * height for height in points]
-        for points in zip(*(result["curves"][field] for result in results), strict=False)
-        if None not in points
+    curves = zip(*(result["curves"][measure.field] for result in results), strict=False)
+    points = [
+        (epoch, [measure.unit * height for height in found])
+        for epoch, found in zip(results[0]["curves"]["epoch"], curves, strict=False)
+        if None not in found
     ]
-    epochs, colour = epochs[: len(heights)], OF_LINES[row % len(OF_LINES)]
+    epochs, heights = [epoch for epoch, _ in points], [found for _, found in points]
+    colour = OF_LINES[row % len(OF_LINES)]
     means = [fmean(points) for points in heights]
     marker = MARKERS[row % len(MARKERS)]
     axes.plot(epochs, means, color=colour, marker=marker, markersize=3, linewidth=1.2, label=name)

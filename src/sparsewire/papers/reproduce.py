@@ -22,10 +22,10 @@ from ..bench.setting import Setting
 from ..errors import SparsewireError
 from ..report import human_bytes
 from ..scheme import Scheme, Warmup, parse
-from ..tasks import cifar10
+from ..tasks import cifar10, translation
 from . import picture, table
 from .catalogue import STUDIES
-from .problems import Shelf
+from .problems import Problem, Shelf
 from .recipe import Cell, Study
 from .store import SCHEMA, Store, StoreError, usual_path
 from .trainer import Look, Outcome, Steps, Trainer, free
@@ -59,6 +59,7 @@ def run(request: Request) -> None:
         RequestError: something is asked for that there is not.
         DataError: data are missing or damaged.
         StoreError: the results cannot be read.
+        LibraryError: a library is missing that this study alone needs.
     """
     if request.name is None:
         print(overview())
@@ -74,6 +75,11 @@ def run(request: Request) -> None:
     cells = list(study.recipes[recipe]())
     seeds = study.seeds[recipe] if request.seeds is None else request.seeds
     meant = _meant(cells, request.only)
+    if request.download and any(cell.recipe.problem in translation.CORPORA for cell in meant):
+        raise RequestError(
+            f"--download fetches CIFAR-10 alone: the texts of {study.name} have no lasting address "
+            "with a checksum; put them where --data points"
+        )
     _Filling(study, recipe, store, device, request).fill(meant, seeds)
     title = f"{study.name}, recipe {recipe}"
     mark = "" if recipe == study.usual else f"-{recipe}"
@@ -99,13 +105,19 @@ def overview() -> str:
 
 def show(study: Study, title: str, cells: Sequence[Cell], store: Store, path: Path) -> None:
     """Print the table and what follows from it, and draw the picture, as PNG and SVG."""
-    board = table.Board(cells, store)
+    board = table.Board(cells, store, study.score)
     print(f"{title}: {study.claim}\n\n{table.render(board)}")
-    if not board.accuracies:
+    if not board.scores:
         return
-    print("", *study.remarks(board.accuracies), "", sep="\n")
+    remarks = [*study.remarks(board.scores)]
+    if study.on_curves is not None:
+        remarks += study.on_curves({p: found for p, found in board.results.items() if found})
+    results = [result for found in board.results.values() for result in found]
+    counted = sorted({result["signature"] for result in results if result.get("signature")})
+    remarks += [f"{study.score.name} as sacrebleu counts it: {text}" for text in counted]
+    print("", *remarks, "", sep="\n")
     try:
-        picture.save(title, board, path, path.with_suffix(".svg"))
+        picture.save(title, board, path, path.with_suffix(".svg"), drawn=study.drawn)
     except ModuleNotFoundError as error:
         print(f"no picture: {error.name} is not installed", file=sys.stderr)
     else:
@@ -119,6 +131,7 @@ class _Training:
     cell: Cell
     seed: int
     name: str
+    problem: Problem
     trainer: Trainer
     steps: Steps
     began: float
@@ -182,10 +195,11 @@ class _Filling:
             if look.epoch % every == 0 or look.epoch == recipe.epochs:
                 self._tell(
                     f"{name}: epoch {look.epoch:g}/{recipe.epochs}  loss {look.loss:.4f}  "
-                    f"accuracy {look.test_accuracy:.2%}  {look.step / look.seconds:.0f} steps/s"
+                    f"{self._found(look)}{look.step / look.seconds:.0f} steps/s"
                 )
 
-        return _Training(cell, seed, name, trainer, trainer.steps(tell), time.monotonic())
+        steps = trainer.steps(tell)
+        return _Training(cell, seed, name, problem, trainer, steps, time.monotonic())
 
     def _keep(self, training: _Training, outcome: Outcome) -> None:
         sent = f"{human_bytes(outcome.sent)} sent per step"
@@ -202,9 +216,19 @@ class _Filling:
                 "seed": training.seed,
                 "recipe": training.cell.recipe.to_dict(),
                 **outcome.to_dict(),
+                **training.problem.facts(),
                 "beside": self._request.beside,
                 **self._setting(),
             }
+        )
+
+    def _found(self, look: Look) -> str:
+        """What the table or the picture will show of it."""
+        shown = {measure.field: measure for measure in (*self._study.drawn, self._study.score)}
+        return "".join(
+            f"{measure.name} {measure.unit * look.found[field]:.2f}  "
+            for field, measure in shown.items()
+            if field in look.found
         )
 
     def _setting(self) -> dict[str, object]:
@@ -213,7 +237,7 @@ class _Filling:
         if self._device.type == "cuda":
             setting["machine"]["gpu"] = torch.cuda.get_device_name(self._device)
         setting["versions"]["sparsewire"] = __version__
-        for package in ("numba", "triton"):
+        for package in ("numba", "triton", "sentencepiece", "sacrebleu"):
             try:
                 setting["versions"][package] = metadata.version(package)
             except metadata.PackageNotFoundError:

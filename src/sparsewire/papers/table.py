@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from ..report import human_bytes
-from .recipe import Cell, Place
+from .recipe import ACCURACY, Cell, Measure, Place
 from .store import Result, Store
 
 MISSING = "·"
@@ -15,7 +15,8 @@ MISSING = "·"
 class Board:
     """The results of a study's cells, by row and column."""
 
-    def __init__(self, cells: Sequence[Cell], store: Store) -> None:
+    def __init__(self, cells: Sequence[Cell], store: Store, score: Measure = ACCURACY) -> None:
+        self.score = score
         self.cells: dict[Place, Cell] = {place: cell for cell in cells for place in cell.places}
         self.results: dict[Place, list[Result]] = {
             place: store.find_all(cell) for place, cell in self.cells.items()
@@ -38,34 +39,35 @@ class Board:
         return list(dict.fromkeys(column for _, column in self.cells))
 
     @property
-    def accuracies(self) -> dict[Place, list[float]]:
-        """Final test accuracies in per cent, where there are any; a diverged training's count."""
+    def scores(self) -> dict[Place, list[float]]:
+        """Final scores, where there are any; a training that diverged without any has 0."""
         return {
-            place: [100 * (result["test_accuracy"] or 0.0) for result in results]
+            place: [self.score.unit * (result.get(self.score.field) or 0.0) for result in results]
             for place, results in self.results.items()
             if results
         }
 
 
 def render(board: Board) -> str:
-    """Accuracy, then bytes, for people."""
-    parts = [_accuracy(board)]
+    """Scores, then bytes, for people."""
+    parts = [_scores(board)]
     if any(board.results.values()):
         parts.append(_traffic(board))
     return "\n\n".join(parts)
 
 
-def _accuracy(board: Board) -> str:
-    lines = [["test accuracy, %", *board.columns]]
+def _scores(board: Board) -> str:
+    lines = [[board.score.name, *board.columns]]
     for row in board.rows:
-        lines.append([row, *(_said(board.results.get((row, c))) for c in board.columns)])
+        said = (_said(board.results.get((row, c)), board.score) for c in board.columns)
+        lines.append([row, *said])
         theirs = [board.published.get((row, column)) for column in board.columns]
         if any(number is not None for number in theirs):
             lines.append(["  paper", *("" if n is None else f"{n:.2f}" for n in theirs)])
     return grid(lines)
 
 
-def _said(results: Sequence[Result] | None) -> str:
+def _said(results: Sequence[Result] | None, score: Measure) -> str:
     """The mean, half the range if there are several seeds, and their number."""
     if results is None:
         return ""
@@ -74,7 +76,7 @@ def _said(results: Sequence[Result] | None) -> str:
     diverged = sum(result["diverged"] for result in results)
     if diverged == len(results):
         return "diverged"
-    finals = [100 * result["test_accuracy"] for result in results if not result["diverged"]]
+    finals = [score.unit * result[score.field] for result in results if not result["diverged"]]
     text = f"{fmean(finals):.2f}"
     if len(finals) > 1:
         text += f" ± {(max(finals) - min(finals)) / 2:.2f}"

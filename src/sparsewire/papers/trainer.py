@@ -22,14 +22,13 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ..adapters.capture import Captured, new_stream
 from ..adapters.simulation import Simulation
 from ..report import dense_traffic
 from ..scheme import AnyScheme
 from . import together
-from .problems import Problem
+from .problems import Classes, Problem
 from .recipe import Recipe
 
 STREAMS = 4  # workers whose passes run side by side on a GPU if they are not one
@@ -37,13 +36,12 @@ STREAMS = 4  # workers whose passes run side by side on a GPU if they are not on
 
 @dataclass(frozen=True)
 class Look:
-    """What a look at the test set found, and the mean training loss since the last one."""
+    """What the problem found when it looked, and the mean training loss since the last time."""
 
     step: int
     epoch: float
     loss: float
-    test_loss: float
-    test_accuracy: float
+    found: dict[str, float]
     seconds: float
 
 
@@ -65,14 +63,12 @@ class Outcome:
     def to_dict(self) -> dict[str, object]:
         """As JSON holds it, with the curves as lists."""
         fields = asdict(self)
-        looks = fields.pop("looks")
-        final = looks[-1] if looks else None
+        looks = [{**look.pop("found"), **look} for look in fields.pop("looks")]
         return {
-            "test_accuracy": final and final["test_accuracy"],
-            "test_loss": final and final["test_loss"],
+            **self.looks[-1].found,
             **fields,
             "steps_per_second": self.steps / self.seconds if self.seconds else None,
-            "curves": {name: [look[name] for look in looks] for name in Look.__dataclass_fields__},
+            "curves": {name: [look.get(name) for look in looks] for name in looks[-1]},
         }
 
 
@@ -111,10 +107,9 @@ class Trainer:
         self._losses = torch.zeros(self._per_epoch, device=device)
         self._stream = new_stream(device) if device.type == "cuda" else None
         self._passes = Captured(self._go_back_and_forth, device)
-        self._streams = [
-            new_stream(device)
-            for _ in range(min(STREAMS, recipe.workers) if device.type == "cuda" else 0)
-        ]
+        is_apart = device.type == "cuda" and self._crew is None
+        streams = min(STREAMS, recipe.workers) if is_apart else 0
+        self._streams = [new_stream(device) for _ in range(streams)]
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream())
 
@@ -143,7 +138,8 @@ class Trainer:
         stops = {round(self._per_epoch * (n + 1) / recipe.looks) for n in range(recipe.looks)}
         diverged, flaw = False, None
         for epoch in range(recipe.epochs):
-            self._set_rate(recipe.rate_at(epoch))
+            if not recipe.warmup:
+                self._set_rate(recipe.rate_at(epoch))
             rows, since = self._schedule(epoch), 0
             for step in range(self._per_epoch):
                 self._step(rows[step], step)
@@ -198,7 +194,7 @@ class Trainer:
 
     def _join(self) -> together.Crew | None:
         """Let all workers go through the model together, if it can tell them apart."""
-        if not together.can_join(self.model):
+        if not (isinstance(self._problem, Classes) and together.can_join(self.model)):
             return None
         pairs = zip(self._parameters, zip(*self._places, strict=True), strict=True)
         places: dict[Tensor, Tensor] = {one: together.places(each) for one, each in pairs}
@@ -208,6 +204,15 @@ class Trainer:
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         recipe = self._recipe
+        if recipe.optimizer == "adam":
+            return torch.optim.Adam(
+                [self.weights],
+                lr=recipe.rate,
+                betas=(0.9, 0.98),
+                eps=1e-9,
+                weight_decay=recipe.weight_decay,
+                fused=True,
+            )
         if recipe.optimizer == "adagrad":
             return torch.optim.Adagrad(
                 [self.weights], lr=recipe.rate, weight_decay=recipe.weight_decay
@@ -238,6 +243,9 @@ class Trainer:
         self._rows.copy_(rows)
         self._passes()
         torch.mean(self._worker_losses, dim=0, out=self._losses[number])
+        if self._recipe.warmup:
+            rate = self._recipe.warm_rate(self.simulation.step)
+            self._optimizer.param_groups[0]["lr"] = rate
         self.simulation.exchange()
         self._optimizer.step()
 
@@ -255,7 +263,7 @@ class Trainer:
             mine = slice(worker * self._recipe.batch, (worker + 1) * self._recipe.batch)
             with self._aside(worker), _counting(self.model, worker == 0):
                 with self._autocast():
-                    loss = functional.cross_entropy(self.model(inputs[mine]), labels[mine])
+                    loss = self._problem.loss(self.model(inputs[mine]), labels[mine])
                 found = torch.autograd.grad(loss, self._parameters)
                 torch._foreach_copy_(self._places[worker], found)
                 self._worker_losses[worker].copy_(loss.detach())
@@ -281,22 +289,16 @@ class Trainer:
     @torch.no_grad()
     def _look(self, epoch: int, step: int, losses: list[float], seconds: float) -> Look:
         """Test the weights as they are."""
+        passed = epoch + step / self._per_epoch
         self.model.eval()
-        loss, right = torch.zeros(2, dtype=torch.float64, device=self._device)
-        count = 0
-        for inputs, labels in self._problem.test():
-            with self._autocast():
-                answers = self.model(inputs)
-            loss += functional.cross_entropy(answers.float(), labels, reduction="sum")
-            right += (answers.argmax(dim=1) == labels).sum()
-            count += len(labels)
+        with self._autocast():
+            found = self._problem.look(self.model, passed)
         self.model.train()
         return Look(
             step=epoch * self._per_epoch + step,
-            epoch=epoch + step / self._per_epoch,
+            epoch=passed,
             loss=math.fsum(losses) / len(losses),
-            test_loss=float(loss) / count,
-            test_accuracy=float(right) / count,
+            found=found,
             seconds=seconds,
         )
 
