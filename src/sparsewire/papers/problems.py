@@ -16,6 +16,7 @@ from .recipe import Recipe
 
 AnyExamples = TypeVar("AnyExamples", mnist.Examples, cifar10.Examples)
 _TESTED = 1000  # examples looked at together
+_TRANSLATED = 2000  # sentences, likewise
 _SMOOTHING = 0.1  # of the labels that translators learn
 _BLEUS = 5  # how often in a training BLEU is measured on validation
 
@@ -193,7 +194,7 @@ class Translation:
     def look(self, model: nn.Module, epoch: float) -> dict[str, float]:
         """Loss and accuracy by word every time, BLEU a few times, and at the end of the test."""
         val = self._sentences.val
-        rows = torch.split(torch.arange(len(val), device=val.sources.device), _TESTED)
+        rows = torch.split(torch.arange(len(val), device=val.sources.device), _TRANSLATED)
         loss, accuracy = _test(model, (val.whole(chosen) for chosen in rows))
         found = {"valid_loss": loss, "valid_accuracy": accuracy}
         if epoch % max(1, self._recipe.epochs // _BLEUS) == 0:
@@ -217,7 +218,7 @@ class Translation:
         sentences = self._sentences
         found = [
             translators.translate(model, sources)
-            for sources in torch.split(sentences.sources[part], _TESTED)
+            for sources in torch.split(sentences.sources[part], _TRANSLATED)
         ]
         written = torch.cat(found).tolist()
         return sentences.judges[part].score(sentences.subwords.read(written))

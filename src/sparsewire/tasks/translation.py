@@ -217,18 +217,17 @@ class Examples:
             rows: index of every pair, and a bit for each of its words in both languages that is
                 left out, as `visit` gives them.
         """
-        chosen, *fates = rows.unbind(1)
-        pairs, labels = self.whole(chosen)
+        pairs, labels = self.whole(rows[:, 0])
         places = torch.arange(pairs.shape[2], device=rows.device)
-        gone = (torch.stack(fates, dim=1)[:, :, None] >> places) & 1
-        return torch.where((gone == 1) & (pairs > END), UNKNOWN, pairs), labels
+        is_gone = (rows[:, 1:, None] >> places) & 1 == 1
+        return pairs.masked_fill(is_gone & (pairs > END), UNKNOWN), labels
 
     def whole(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """The same with all words."""
         targets = self.targets[chosen]
         pairs = torch.stack([self.sources[chosen], targets[:, :-1]], dim=1)
         following = targets[:, 1:]
-        return pairs, torch.where(following == PAD, NO_LABEL, following)
+        return pairs, following.masked_fill(following == PAD, NO_LABEL)
 
 
 def fit(pairs: Pairs, subwords: Subwords, length: int) -> tuple[Examples, int]:

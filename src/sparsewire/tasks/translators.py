@@ -112,7 +112,7 @@ class Transformer(Translator):
                 nn.init.xavier_uniform_(parameter, (3 * layers) ** -0.5 if last else 1.0)
 
     def encode(self, sources: Tensor) -> Tensor:
-        hidden, mask = self._placed(sources), (sources != PAD)[:, None, None, :]
+        hidden, mask = self._placed(sources), _mask(sources != PAD)
         for layer in self.reader:
             hidden = layer(hidden, mask)
         found: Tensor = self.read(hidden)
@@ -120,7 +120,7 @@ class Transformer(Translator):
 
     def decode(self, memory: Tensor, is_word: Tensor, targets: Tensor) -> Tensor:
         # Padding comes last, so that no word sees any.
-        hidden, mask = self._placed(targets), is_word[:, None, None, :]
+        hidden, mask = self._placed(targets), _mask(is_word)
         for layer in self.writer:
             hidden = layer(hidden, None, memory, mask)
         found: Tensor = self.written(hidden)
@@ -202,9 +202,15 @@ def translate(model: Translator, sources: Tensor) -> Tensor:
     for place in range(length):
         hidden = model.decode(memory, is_word, targets[:, : place + 1])
         following = model.answer(hidden[:, -1]).argmax(dim=1)
-        targets[:, place + 1] = torch.where(is_over, PAD, following)
+        targets[:, place + 1] = following.masked_fill(is_over, PAD)
         is_over |= following == END
     return targets[:, 1:]
+
+
+def _mask(is_word: Tensor) -> Tensor:
+    """What is added to the scores of attention, so that nobody looks at padding."""
+    zeros = torch.zeros_like(is_word, dtype=torch.float32)
+    return zeros.masked_fill(~is_word, -math.inf)[:, None, None, :]
 
 
 def _norm(width: int, normalised: bool) -> nn.Module:
