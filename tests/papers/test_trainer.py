@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import sparsewire as sw
-from sparsewire.papers.problems import Mnist, _Classes
+from sparsewire.papers.problems import Mnist, Classes
 from sparsewire.papers.recipe import Recipe
 from sparsewire.papers.trainer import Look, Trainer
 from sparsewire.tasks import mnist
@@ -149,7 +149,7 @@ def test_too_few_examples_are_refused() -> None:
         Trainer(recipe, sw.parse("Dense()"), Mnist(DATA, recipe), 0, CPU)
 
 
-class Normed(_Classes):
+class Normed(Classes):
     """Numbers through batch normalisation."""
 
     def __len__(self) -> int:

@@ -37,7 +37,7 @@ RATES = (0.01, 0.03, 0.1, 0.3)
 _BATCH = 128  # of all workers together in the short recipes, of each in the paper's
 
 
-def _recipe(workers: int, epochs: int, rate: float) -> Recipe:
+def recipe_of(workers: int, epochs: int, rate: float) -> Recipe:
     """The batch cut among the workers, so that all numbers of them take the same steps."""
     return Recipe(
         problem="cifar10",
@@ -62,7 +62,7 @@ def paper() -> list[Cell]:
     """The paper's own: 300 epochs, 128 images per worker, the rate times the number of workers."""
 
     def made(row: str, scope: str, workers: int) -> Recipe:
-        recipe = _recipe(workers, 300, _rate(row, scope) * workers)
+        recipe = recipe_of(workers, 300, _rate(row, scope) * workers)
         return replace(recipe, batch=_BATCH)
 
     return [_cell(*spot, made(*spot)) for spot in _spots(WORKERS)]
@@ -70,21 +70,21 @@ def paper() -> list[Cell]:
 
 def short() -> list[Cell]:
     """A tenth of the epochs, 128 images for all workers together: 11,700 steps for everybody."""
-    return [_cell(*spot, _recipe(spot[2], 30, _rate(*spot[:2]))) for spot in _spots(WORKERS)]
+    return [_cell(*spot, recipe_of(spot[2], 30, _rate(*spot[:2]))) for spot in _spots(WORKERS)]
 
 
 def tuned() -> list[Cell]:
     """The short recipe with the best rate of `eghlidi2020-rates` for every scheme."""
     store = Store(usual_path("eghlidi2020", "eghlidi2020-rates"))
     best = best_rates(store)
-    return [_cell(*spot, _recipe(spot[2], 30, best[spot[:2]])) for spot in _spots(WORKERS)]
+    return [_cell(*spot, recipe_of(spot[2], 30, best[spot[:2]])) for spot in _spots(WORKERS)]
 
 
 def quick() -> list[Cell]:
     """Two steps, tested on as few images: to see that everything runs."""
     spots = _spots((1, 2))
     return [
-        _cell(*spot, replace(_recipe(spot[2], 1, _rate(*spot[:2])), limit=2 * _BATCH, drops=()))
+        _cell(*spot, replace(recipe_of(spot[2], 1, _rate(*spot[:2])), limit=2 * _BATCH, drops=()))
         for spot in spots
     ]
 
@@ -148,7 +148,7 @@ def _rate_cells(epochs: int) -> Iterator[tuple[tuple[str, str], float, Cell]]:
         for rate in RATES:
             label = row if row == STANDARD else f"{row}, {scope}"
             name = f"{SCHEMES[row][0]}/{scope}/{rate}"
-            recipe = _recipe(workers, epochs, rate)
+            recipe = recipe_of(workers, epochs, rate)
             place = (label, f"rate {rate}")
             yield (row, scope), rate, Cell(name, _text(row, scope), recipe, (place,))
 
@@ -163,7 +163,7 @@ def divergence() -> list[Cell]:
     cells = []
     for row in ("Top-k", "Random-k, allGather", "Block-random-k, allGather"):
         name, selector = SCHEMES[row]
-        recipe = _recipe(1, 5, 0.1)
+        recipe = recipe_of(1, 5, 0.1)
         corrected = replace(recipe, momentum=0.0)
         for word, heading, scheme, used in (
             ("whole", "1-D tensors whole", f"Scheme({selector})", recipe),

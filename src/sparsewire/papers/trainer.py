@@ -153,7 +153,7 @@ class Trainer:
                     tell(look)
                     since = step + 1
                     flaw = self.simulation.flaw
-                    diverged = flaw is not None or not math.isfinite(look.loss)
+                    diverged = not math.isfinite(look.loss) or bool(flaw and "NaN" in flaw)
                     if diverged:
                         return self._outcome(looks, diverged, flaw)
         return self._outcome(looks, diverged, flaw)
