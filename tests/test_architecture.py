@@ -193,6 +193,14 @@ def test_packages_for_people_only_in_the_command_line(path: Path) -> None:
     assert not mentions(path, "rich", "tyro", "matplotlib")
 
 
+@pytest.mark.parametrize("path", FILES, ids=short)
+def test_libraries_of_one_task_are_imported_there_and_when_used(path: Path) -> None:
+    for name, at_top in imports_of(path):
+        if name.split(".")[0] in {"sentencepiece", "sacrebleu"}:
+            assert short(path) == "tasks/translation.py"
+            assert not at_top
+
+
 @pytest.mark.parametrize("path", outside("cli", "tasks"), ids=short)
 def test_random_numbers_come_from_the_counter(path: Path) -> None:
     calls = {ast.unparse(n.func) for n in ast.walk(tree_of(path)) if isinstance(n, ast.Call)}
@@ -316,9 +324,13 @@ def test_every_error_derives_from_one() -> None:
 BLOCKED = """
 import sys
 
+EXTRAS = {
+    "rich", "tyro", "matplotlib", "numba", "triton", "sentencepiece", "sacrebleu"
+}
+
 class Blocker:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"rich", "tyro", "matplotlib", "numba", "triton"}:
+        if name.split(".")[0] in EXTRAS:
             raise ModuleNotFoundError(f"{name} is blocked", name=name)
 
 sys.meta_path.insert(0, Blocker())

@@ -167,12 +167,14 @@ def test_claims_about_bleu_are_judged_one_by_one() -> None:
     }
     no_loss, fewer, worse, as_good = text.remarks(found)
     assert no_loss == (
-        "dropping 99 % loses no BLEU: partly reproduced, in 1 of 2 models "
+        "dropping 99 % loses no BLEU: partly reproduced, in 1 of 2 cases "
         "(BLEU en→de, rnn, plain -0.70; en→de, rnn, layernorm -1.00)"
     )
     assert fewer.endswith("not tested yet")
-    assert "worse than a local one: reproduced, in 1 of 1 models" in worse
-    assert "as good as a local one: reproduced, in 1 of 1 models" in as_good
+    assert "worse than a local one: reproduced, in 1 of 1 cases" in worse
+    assert "as good as a local one: reproduced, in 1 of 1 cases" in as_good
+    unlearnt = {place: [value / 10 for value in values] for place, values in found.items()}
+    assert all(said.endswith(": not tested yet") for said in text.remarks(unlearnt))
     found[text.GLOBAL, PLAIN] = [29.5]
     found[text.GLOBAL, NORMED] = [0.0]
     assert [said.split(": ")[1].split(",")[0] for said in text.remarks(found)[2:]] == [
@@ -183,7 +185,7 @@ def test_claims_about_bleu_are_judged_one_by_one() -> None:
 
 def went(*losses: float | None) -> list[dict[str, object]]:
     steps = [100 * (number + 1) for number in range(len(losses))]
-    return [{"curves": {"step": steps, "valid_loss": list(losses)}}]
+    return [{"curves": {"step": steps, "valid_loss": list(losses)}, "test_bleu": 20.0}]
 
 
 def test_convergence_is_judged_by_the_steps_to_the_same_loss() -> None:
@@ -198,8 +200,10 @@ def test_convergence_is_judged_by_the_steps_to_the_same_loss() -> None:
     }
     bit, bits = text.on_curves(results)
     assert bit == (
-        "1 bit after dropping 99 % slows convergence: reproduced, in 2 of 2 models (times the "
+        "1 bit after dropping 99 % slows convergence: reproduced, in 2 of 2 cases (times the "
         f"steps: 1 bit, threshold, {NORMED} 1.25; 1 bit, column, {NORMED} never)"
     )
-    assert "slow convergence: not reproduced, in 0 of 1 models" in bits
+    assert "slow convergence: not reproduced, in 0 of 1 cases" in bits
     assert bits.endswith(f"2 bits, {NORMED} 1.00)")
+    results[text.LOCAL, NORMED][0]["test_bleu"] = None
+    assert all(said.endswith(": not tested yet") for said in text.on_curves(results))

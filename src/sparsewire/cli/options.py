@@ -337,7 +337,7 @@ class Reproduce:
     ] = None
     """Where to train; all workers are simulated there."""
     data: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint=_ANY_DATA)] = None
-    """Folder with the data: MNIST's idx files, or CIFAR-10's binary or python batches."""
+    """Folder with the data: MNIST's idx files, CIFAR-10's batches, or the folders of both texts."""
     download: bool = False
     """Fetch CIFAR-10 into --data (default: ./data/cifar10) first: 162 MB."""
     store: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint=_STORE)] = None
@@ -465,6 +465,7 @@ examples:
   sparsewire reproduce
   sparsewire reproduce aji2017-mnist --quick
   sparsewire reproduce aji2017-mnist --only "99/*" --seeds 0 --minutes 10
+  sparsewire reproduce aji2017-translation --only "*/multi30k/*" --data path/to/texts
   sparsewire reproduce eghlidi2020-table1 --only top-k standard --data cifar-10-batches-bin
 """
 
