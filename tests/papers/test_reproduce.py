@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from sparsewire.cli import main
-from sparsewire.papers import reproduce
+from sparsewire.papers import aji2017_translation, picture, reproduce
 from sparsewire.papers.catalogue import STUDIES
 from sparsewire.papers.recipe import Cell, Place, Recipe, Study
 from sparsewire.papers.reproduce import Request, RequestError
-from sparsewire.papers.store import Store
+from sparsewire.papers.store import SCHEMA, Store
+from sparsewire.papers.table import Board
 from sparsewire.tasks import translation
 from tests.cli.conftest import environment, run
 from tests.tasks import idxfile, textpairs
@@ -176,6 +177,28 @@ def test_translation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert all(result["versions"]["sacrebleu"] for result in results)
     with pytest.raises(RequestError, match="--download fetches CIFAR-10 alone"):
         reproduce.run(replace(request, download=True))
+
+
+def test_no_two_lines_of_a_picture_look_the_same(tmp_path: Path) -> None:
+    store, cells = Store(tmp_path / "many.jsonl"), aji2017_translation.quick()
+    for cell in cells:
+        curves = {"epoch": [1, 2], "valid_bleu": [None, 3.0], "valid_loss": [2.0, 1.0]}
+        store.append(
+            {
+                "schema": SCHEMA,
+                "scheme": cell.scheme,
+                "recipe": cell.recipe.to_dict(),
+                "seed": 0,
+                "diverged": False,
+                "curves": curves,
+            }
+        )
+    drawn = aji2017_translation.TRANSLATION.drawn
+    panels = picture.draw("many", Board(cells, store), drawn).axes
+    lines = panels[1].get_lines()
+    looks = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines}
+    assert len(looks) == len(lines) == 8
+    assert [list(line.get_xdata()) for line in lines] == [[2]] * 8
 
 
 def test_overview(capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,6 +74,7 @@ def _draw_line(
     colour = OF_LINES[row % len(OF_LINES)]
     means = [fmean(points) for points in heights]
     marker = MARKERS[row % len(MARKERS)]
-    axes.plot(epochs, means, color=colour, marker=marker, markersize=3, linewidth=1.2, label=name)
+    (line,) = axes.plot(epochs, means, color=colour, marker=marker, markersize=3, linewidth=1.2)
+    line.set(label=name, linestyle="-" if row < len(OF_LINES) else "--")  # no two look the same
     lowest, highest = [min(p) for p in heights], [max(p) for p in heights]
     axes.fill_between(epochs, lowest, highest, color=colour, alpha=0.12, linewidth=0)
