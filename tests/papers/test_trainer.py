@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import sparsewire as sw
-from sparsewire.papers.problems import Mnist, Classes
+from sparsewire.papers.problems import Classes, Mnist
 from sparsewire.papers.recipe import Recipe
 from sparsewire.papers.trainer import Look, Trainer
 from sparsewire.tasks import mnist

@@ -20,15 +20,15 @@ _RANDOM = "Block-random-k, allReduce, 1 %"
 _FEW = "Top-k, 0.1 %"
 _CORRECTED = ", momentum correction"
 _WARM = ", dense for an epoch"
-# heading, word in the cell's name, scheme; momentum is in the memory where it says so
+# by row: the word in the cell's name, and the scheme, written as in Table 1 to share its results
 SCHEMES = {
-    DENSE: ("standard", "Dense()"),
-    _TOP: ("top-k", "TopK(0.01)"),
+    DENSE: ("standard", "Scheme(Dense())"),
+    _TOP: ("top-k", "Scheme(TopK(0.01))"),
     _TOP + _CORRECTED: ("top-k-corrected", "Scheme(TopK(0.01), memory=MomentumCorrection())"),
-    _BLOCK: ("top-block", "TopBlock(0.01)"),
-    _LEADER: ("leader-top-k", "LeaderTopK(0.01)"),
-    _RANDOM: ("block-random-k", "BlockRandomK(0.01, shared=True)"),
-    _FEW: ("few", "TopK(0.001)"),
+    _BLOCK: ("top-block", "Scheme(TopBlock(0.01))"),
+    _LEADER: ("leader-top-k", "Scheme(LeaderTopK(0.01))"),
+    _RANDOM: ("block-random-k", "Scheme(BlockRandomK(0.01, shared=True))"),
+    _FEW: ("few", "Scheme(TopK(0.001))"),
     _FEW + _CORRECTED: ("few-corrected", "Scheme(TopK(0.001), memory=MomentumCorrection())"),
     _FEW + _CORRECTED + _WARM: (
         "few-corrected-warm",
@@ -86,9 +86,8 @@ def remarks(found: Mapping[Place, Sequence[float]]) -> list[str]:
         side = f"{behind:.2f} points behind" if behind >= 0 else f"{-behind:.2f} points before"
         goal = f"at most {bound} behind" if bound >= 0 else f"at least {-bound:g} before"
         verdict = "reached" if behind <= bound else "not reached"
-        said.append(
-            f"{name}: {row} ({best[row][1]}) is {side} {other} ({best[other][1]}); {goal}: {verdict}"
-        )
+        ours, theirs = (f"{each} ({best[each][1]})" for each in (row, other))
+        said.append(f"{name}: {ours} is {side} {theirs}; {goal}: {verdict}")
     return said
 
 
