@@ -27,6 +27,14 @@ SCHEMES = {
     _TOP + _CORRECTED: ("top-k-corrected", "Scheme(TopK(0.01), memory=MomentumCorrection())"),
     _BLOCK: ("top-block", "Scheme(TopBlock(0.01))"),
     _LEADER: ("leader-top-k", "Scheme(LeaderTopK(0.01))"),
+    _BLOCK + _CORRECTED: (
+        "top-block-corrected",
+        "Scheme(TopBlock(0.01), memory=MomentumCorrection())",
+    ),
+    _LEADER + _CORRECTED: (
+        "leader-top-k-corrected",
+        "Scheme(LeaderTopK(0.01), memory=MomentumCorrection())",
+    ),
     _RANDOM: ("block-random-k", "Scheme(BlockRandomK(0.01, shared=True))"),
     _FEW: ("few", "Scheme(TopK(0.001))"),
     _FEW + _CORRECTED: ("few-corrected", "Scheme(TopK(0.001), memory=MomentumCorrection())"),
