@@ -26,17 +26,21 @@ STEP, BUCKET, STEPS = 1, 1, 4
 
 
 class Noise:
-    """Flips one bit in what arrives from one sender for one bucket, once.
+    """Flips one bit in what arrives from one sender, once: by default for the second bucket.
 
-    `leg`: of a message, or of a sum the shares that are to be added ("first") or were ("second").
+    `leg`: of a message, or of a sum the shares that are to be added ("first") or were ("second"),
+    or of what a leader shows ("shown").
     """
 
-    def __init__(self, wire: sw.Wire, sender: int, leg: str) -> None:
-        self._group, self._sender = wire.group, sender
+    def __init__(self, wire: sw.Wire, sender: int, leg: str, arrival: int) -> None:
+        self._group, self._sender, self._arrival = wire.group, sender, arrival
         self._arrivals, self.flips = 0, 0
         self._transport = wire.group._transport
         self._gather, self._scatter = self._transport.gather, self._transport.deliver
-        if leg == "first":
+        self._show = self._transport.show
+        if leg == "shown":
+            self._transport.show = self._shown
+        elif leg == "first":
             self._transport.deliver = self._scattered
         else:
             self._transport.gather = self._gathered
@@ -54,14 +58,22 @@ class Noise:
         self._arrived(output)
         return work
 
+    def _shown(self, payload: Tensor, root: int) -> Work:
+        assert root == self._sender
+        work = self._show(payload, root)
+        work.wait()
+        self._arrived(payload.expand(self._group.size, -1))
+        return work
+
     def _arrived(self, rows: Tensor) -> None:
-        if self._arrivals == BUCKET:
+        if self._arrivals == self._arrival:
             rows[self._sender, 9] ^= 16
             self.flips += 1
         self._arrivals += 1
 
     def stop(self) -> None:
         self._transport.gather, self._transport.deliver = self._gather, self._scatter
+        self._transport.show = self._show
 
 
 @dataclass
@@ -84,8 +96,8 @@ def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     )
 
 
-def _damaged(scheme: str, sender: int, leg: str) -> Outcome:
-    """Train; at one step rank 1 receives one bit of one bucket wrong, and the step is repeated."""
+def _damaged(scheme: str, sender: int, leg: str, arrival: int) -> Outcome:
+    """Train; at one step a rank receives one bit of one bucket wrong, and the step is repeated."""
     rank = dist.get_rank()
     model = DDP(make_model(), bucket_cap_mb=CAP)
     optimizer = sgd(model)
@@ -94,7 +106,7 @@ def _damaged(scheme: str, sender: int, leg: str) -> Outcome:
     for step in range(STEPS):
         if step == STEP:
             kept, before = copy.deepcopy(wire.state_dict()), numbers(model).clone()
-            noise = Noise(wire, sender, leg) if rank == 1 else None
+            noise = Noise(wire, sender, leg, arrival) if rank != sender else None
             try:
                 loss_of(model, rank, step).backward()
             except RuntimeError as error:
@@ -114,11 +126,13 @@ def _damaged(scheme: str, sender: int, leg: str) -> Outcome:
     return Outcome(message, error, flips, memory_unchanged, weights_unchanged, numbers(model))
 
 
-def _check(two: Cluster, scheme: str, sender: int, leg: str) -> None:
-    words = f"the message of rank {sender} that rank 1 received", "its checksum does not match"
-    outcomes = two.run(_damaged, scheme, sender, leg)
+def _check(two: Cluster, scheme: str, sender: int, leg: str, arrival: int = BUCKET) -> None:
+    """What one rank sent arrives damaged at the other."""
+    received = f"the message of rank {sender} that rank {1 - sender} received"
+    words = received, "its checksum does not match"
+    outcomes = two.run(_damaged, scheme, sender, leg, arrival)
     undamaged = two.run(train_ddp, scheme, STEPS)
-    assert [outcome.flips for outcome in outcomes] == [0, 1]
+    assert [outcome.flips for outcome in outcomes] == [sender, 1 - sender]
     for outcome, expected in zip(outcomes, undamaged, strict=True):
         for text in (outcome.message, str(outcome.error)):
             for word in (*words, f"at step {STEP}, bucket {BUCKET}", "no memory changed"):
@@ -139,3 +153,13 @@ def test_a_message_with_a_flipped_bit(two: Cluster, scheme: str) -> None:
 @pytest.mark.parametrize("scheme", ["RandomK(0.05)", "Scheme(RandomK(0.05), values=BFloat16())"])
 def test_a_share_of_a_sum_with_a_flipped_bit(two: Cluster, scheme: str, leg: str) -> None:
     _check(two, scheme, 0, leg)
+
+
+@pytest.mark.parametrize("leg", ["first", "second"])
+def test_norms_with_a_flipped_bit(two: Cluster, leg: str) -> None:
+    """Every bucket has two sums: of norms, and then of values."""
+    _check(two, "TopBlock(0.05, block=16)", 0, leg, arrival=2 * BUCKET)
+
+
+def test_a_leaders_message_with_a_flipped_bit(two: Cluster) -> None:
+    _check(two, "LeaderTopK(0.05)", STEP % 2, "shown")

@@ -36,7 +36,8 @@ class TopBlock(Sized):
         ratio: the share of blocks sent.
         count: coordinates sent, rounded up to whole blocks.
         block: coordinates in a block. Longer ones cost accuracy, shorter ones cost bytes: a norm
-            for every block, four bytes each way.
+            for every block, four bytes each way. With 128, norms cost a little less than values at
+            1 %.
 
     >>> TopBlock(0.01, block=64).entries(10_000), TopBlock(count=100, block=64).entries(10_000)
     (128, 128)
