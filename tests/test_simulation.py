@@ -103,7 +103,8 @@ def test_numbers_that_are_not_finite_are_noticed() -> None:
     simulation.gradients[1][5] = float("nan")
     simulation.exchange()
     assert simulation.flaw is not None
-    assert "step 1" in simulation.flaw
+    assert simulation.flaw.step == 1
+    assert simulation.flaw.is_unsound
 
 
 def test_what_is_kept_back_can_be_scaled() -> None:

@@ -19,7 +19,7 @@ from ..engine import Exchange, Finding, Run, agree
 from ..groups.simulated import SimulatedGroup
 from ..kernels.cards import owned
 from ..memory import LEDGER
-from ..message import FINE, REASONS
+from ..message import FINE, REASONS, VALUES
 from ..meter import Meter
 from ..scheme import AnyScheme, Scheme
 from ..segments import Segments, Shape
@@ -34,6 +34,18 @@ from .capture import Captured
 # all of them do.
 TURNS = 4
 _ALIGNED = 64  # values: where a worker's gradient begins
+
+
+@dataclass(frozen=True)
+class Flaw:
+    """Something wrong at a step; `is_unsound` if numbers were not finite, else it is a bug."""
+
+    step: int
+    what: str
+    is_unsound: bool
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.what}"
 
 
 class Simulation:
@@ -75,14 +87,15 @@ class Simulation:
         self._phase: _Phase | None = None
 
     @property
-    def flaw(self) -> str | None:
-        """What was first found wrong with the numbers so far; asking waits for the device."""
+    def flaw(self) -> Flaw | None:
+        """What was first found wrong; asking waits for the device."""
         step, damage, unsound = self._found.tolist()
         if unsound != FINE:
-            return f"step {step}: NaN or infinity in {self.segments.spans[unsound].name}"
+            return Flaw(step, f"NaN or infinity in {self.segments.spans[unsound].name}", True)
         if damage != FINE:
             sender, reason = divmod(damage, len(REASONS))
-            return f"step {step}: the message of worker {sender}: {REASONS[reason]}"
+            is_unsound = reason == VALUES
+            return Flaw(step, f"the message of worker {sender}: {REASONS[reason]}", is_unsound)
         return None
 
     @property

@@ -204,8 +204,8 @@ class _Filling:
     def _keep(self, training: _Training, outcome: Outcome) -> None:
         sent = f"{human_bytes(outcome.sent)} sent per step"
         how = "" if outcome.captured or self._device.type == "cpu" else ", not captured"
-        diverged = f"diverged ({outcome.flaw}), " if outcome.diverged else ""
-        self._tell(f"{training.name}: {diverged}{sent}{how}")
+        how += f", {outcome.flaw}" if outcome.flaw else ""
+        self._tell(f"{training.name}: {'diverged, ' if outcome.diverged else ''}{sent}{how}")
         self._store.append(
             {
                 "schema": SCHEMA,

@@ -136,7 +136,7 @@ class Trainer:
         recipe, looks = self._recipe, list[Look]()
         began, tested = time.perf_counter(), 0.0
         stops = {round(self._per_epoch * (n + 1) / recipe.looks) for n in range(recipe.looks)}
-        diverged, flaw = False, None
+        diverged = False
         for epoch in range(recipe.epochs):
             if not recipe.warmup:
                 self._set_rate(recipe.rate_at(epoch))
@@ -153,12 +153,14 @@ class Trainer:
                     tell(look)
                     since = step + 1
                     flaw = self.simulation.flaw
-                    diverged = not math.isfinite(look.loss) or bool(flaw and "NaN" in flaw)
+                    diverged = not math.isfinite(look.loss) or (
+                        flaw is not None and flaw.is_unsound
+                    )
                     if diverged:
-                        return self._outcome(looks, diverged, flaw)
-        return self._outcome(looks, diverged, flaw)
+                        return self._outcome(looks, diverged)
+        return self._outcome(looks, diverged)
 
-    def _outcome(self, looks: Sequence[Look], diverged: bool, flaw: str | None) -> Outcome:
+    def _outcome(self, looks: Sequence[Look], diverged: bool) -> Outcome:
         simulation = self.simulation
         size = simulation.segments.size
         return Outcome(
@@ -170,7 +172,7 @@ class Trainer:
             seconds=looks[-1].seconds,
             captured=self._passes.is_captured and simulation.is_captured,
             diverged=diverged,
-            flaw=flaw,
+            flaw=None if simulation.flaw is None else str(simulation.flaw),
             looks=tuple(looks),
         )
 

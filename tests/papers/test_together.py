@@ -1,0 +1,143 @@
+"""All workers in one pass: the gradients that each would have found alone."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from sparsewire.papers import layers, together
+
+WORKERS, BATCH = 3, 4
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+interpreted = pytest.mark.skipif(not IS_INTERPRETED, reason="see test_in_the_interpreter")
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 64, 3, padding=1, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.Conv2d(64, 6, 1, stride=2, bias=False),
+        nn.BatchNorm2d(6),
+        nn.Flatten(),
+        nn.Linear(6 * 9, 20),
+        nn.LayerNorm(20),
+        nn.Linear(20, 5),
+    )
+
+
+def apart(net: nn.Module, images: Tensor, labels: Tensor) -> list[list[Tensor]]:
+    """Every worker's gradients, and only the first one's batch in the running statistics."""
+    found = []
+    for worker in range(WORKERS):
+        alone = net if worker == 0 else copy.deepcopy(net)
+        mine = slice(worker * BATCH, (worker + 1) * BATCH)
+        loss = cross_entropy(alone(images[mine]), labels[mine])
+        found.append(list(torch.autograd.grad(loss, list(alone.parameters()))))
+    return found
+
+
+def test_the_gradients_and_statistics_of_workers_alone() -> None:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(WORKERS * BATCH, 2, 6, 6, generator=generator)
+    labels = torch.randint(5, (WORKERS * BATCH,), generator=generator)
+    alone, joined = model(), model()
+    names = [name for name, _ in joined.named_parameters()]
+    rows = {p: torch.zeros(WORKERS, *p.shape) for p in joined.parameters()}
+    crew = together.Crew(WORKERS, rows)
+    assert together.can_join(joined)
+    together.join(joined, crew)
+    assert [name for name, _ in joined.named_parameters()] == names
+    losses = together.losses(joined(images), labels, WORKERS)
+    crew.differentiate(losses)
+    for worker, expected in enumerate(apart(alone, images, labels)):
+        for name, place, gradient in zip(names, rows.values(), expected, strict=True):
+            torch.testing.assert_close(
+                place[worker], gradient, rtol=1e-4, atol=1e-5, msg=f"{name} of worker {worker}"
+            )
+    for ours, theirs in zip(joined.buffers(), alone.buffers(), strict=True):
+        if ours.is_floating_point():
+            torch.testing.assert_close(ours, theirs)
+    joined.eval()
+    alone.eval()
+    torch.testing.assert_close(joined(images), alone(images))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.GRU(3, 3), nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, 3, padding="same", bias=False)],
+    ids=["of another kind", "with a bias", "with padding by name"],
+)
+def test_layers_that_are_not_known(layer: nn.Module) -> None:
+    assert not together.can_join(nn.Sequential(layer, nn.ReLU()))
+
+
+def test_places_of_several_workers_are_one_tensor() -> None:
+    rows = torch.arange(24.0).view(3, 8)
+    views = [row[2:6].view(2, 2) for row in rows]
+    found = together.places(views)
+    assert torch.equal(found, torch.stack(views))
+    found[1] = -1.0
+    assert torch.equal(rows[1, 2:6], torch.full((4,), -1.0))
+    assert together.places(views[:1]).shape == (1, 2, 2)
+
+
+@pytest.mark.slow  # an interpreter runs every program of every launch
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(
+    IS_INTERPRETED or torch.cuda.is_available() or not find_spec("triton"),
+    reason="is it, or runs for real",
+)
+def test_in_the_interpreter() -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:xdist", __file__],
+        env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("workers", "rows", "channels", "side"), [(1, 8, 64, 8), (4, 4, 128, 5), (3, 70, 64, 2)]
+)
+@torch.no_grad()
+def test_normalisation_by_triton(workers: int, rows: int, channels: int, side: int) -> None:
+    from sparsewire.papers import layers_cuda
+
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(workers * rows, channels, side, side, generator=generator) * 2 + 1
+    images = images.contiguous(memory_format=torch.channels_last)
+    slopes = torch.randn(images.shape, generator=generator)
+    found = []
+    for module in (layers, layers_cuda):
+        layer = nn.BatchNorm2d(channels)
+        layer.weight.uniform_(0.5, 2, generator=torch.Generator().manual_seed(1))
+        layer.bias.uniform_(-1, 1, generator=torch.Generator().manual_seed(2))
+        result, moments = module.forward(images, layer, workers)
+        gains, shifts = torch.zeros(2, workers, channels + 3)[..., :channels]
+        back = module.backward(slopes, images, layer.weight, moments, gains, shifts)
+        found.append([result, moments, back, gains, shifts, layer.running_mean, layer.running_var])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@interpreted
+def test_weights_are_copied_in_another_order() -> None:
+    from sparsewire.papers import layers_cuda
+
+    weights = torch.randn(6, 64, 3, 3).contiguous(memory_format=torch.channels_last)
+    place = torch.zeros(6, 64, 3, 3)
+    layers_cuda.copy_weights(weights, place)
+    assert torch.equal(place, weights)
