@@ -178,14 +178,15 @@ def test_process_groups_only_at_the_edge(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=short)
 def test_compilers_are_imported_only_in_their_own_folders(path: Path) -> None:
-    """`kernels.on` imports these folders when they are asked for, and does without if it must."""
-    homes = {"numba": "kernels/cpu/", "llvmlite": "kernels/cpu/", "triton": ("kernels/cuda/", "papers/layers_cuda.py")}
+    """They are imported when they are asked for; who asks does without if it must."""
+    cpu, cuda = ("kernels/cpu/",), ("kernels/cuda/", "papers/layers_cuda.py")
+    homes = {"numba": cpu, "llvmlite": cpu, "triton": cuda}
     for name, _ in imports_of(path):
         home = homes.get(name.split(".")[0])
         assert home is None or short(path).startswith(home)
     for name, at_top in imports_of(path):
         if name.startswith(("sparsewire.kernels.cpu", "sparsewire.kernels.cuda")) and at_top:
-            assert short(path).startswith(("kernels/cpu/", "kernels/cuda/"))
+            assert short(path).startswith((*cpu, *cuda))
 
 
 @pytest.mark.parametrize("path", outside("bench", "papers", "cli"), ids=short)

@@ -165,7 +165,7 @@ class _Filling:
         running: list[_Training] = []
         while todo or running:
             while todo and len(running) < self._request.beside:
-                if not self._is_time_left():  # the first is begun in any case
+                if not self._is_time_left():  # the first is begun, unless there is no time at all
                     self._tell(f"time is up: {len(todo)} trainings left")
                     todo.clear()
                     break
@@ -182,7 +182,9 @@ class _Filling:
     def _is_time_left(self) -> bool:
         """Whether a training would end in time if it took as long as the longest so far."""
         minutes = self._request.minutes
-        return minutes is None or (time.monotonic() - self._began + self._longest <= 60 * minutes)
+        if minutes is None:
+            return True
+        return minutes > 0 and time.monotonic() - self._began + self._longest <= 60 * minutes
 
     def _begin(self, cell: Cell, seed: int, number: int) -> _Training:
         name = f"[{number}/{self._many}] {cell.name}, seed {seed}"
