@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 
-.PHONY: demo test lint bench-wire bench-encode bench-share bench-step bench-dropping bench-train bench-scale fuzz wheel clean help
+.PHONY: demo test lint bench-wire bench-encode bench-share bench-table2 bench-step bench-dropping bench-train bench-scale fuzz wheel clean help
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -40,6 +40,9 @@ bench-encode: $(STAMP)  ## what choosing and adding up cost here, beside a copy,
 
 bench-share: $(STAMP)  ## the share of a training step that coding takes, and how well TopK guesses
 	$(BIN)/python benchmarks/share.py
+
+bench-table2: $(STAMP)  ## what a step consists of, beside forward and backward of ResNet-18
+	$(BIN)/python benchmarks/table2.py
 
 bench-step: $(STAMP)  ## what a training step costs at four rates, for schemes and peers; needs root
 	$(BIN)/sparsewire bench step --rates 1gbit 10gbit none --rounds 3 --peers dense fp16 bf16 powersgd-1 powersgd-4 nothing --out benchmarks/results/step

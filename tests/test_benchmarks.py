@@ -47,3 +47,11 @@ def test_the_wire_is_measured() -> None:
     text = run("wire.py", "--size", "1e5", "--repeats", "1")
     assert text.count("PASS") + text.count("FAIL") == 9
     assert "PASS  indices at 1 %" in text
+
+
+@pytest.mark.slow  # ResNet-18 goes back and forth
+def test_the_stages_of_a_step_are_measured() -> None:
+    lines = run("table2.py", "--batch", "1", "--repeats", "1").splitlines()
+    rows = [line for line in lines if line.endswith("%")]
+    assert len(rows) == 9
+    assert all(float(row.split()[-2]) > 0 for row in rows)

@@ -1,0 +1,187 @@
+"""Table 2 of Eghlidi and Jaggi on one device: what a step of one of 8 workers consists of.
+
+    python benchmarks/table2.py --device cuda --save
+    python benchmarks/table2.py --batch 8 --repeats 3   # on this CPU, to see that it runs
+
+ResNet-18, 128 images of 32 × 32 a worker, by layer, 1 %. Forward and backward are the same for all
+schemes. Select is choosing and taking out, encode is writing a message, decode is reading those of
+8 workers and adding them up. The gradient exchange itself is not here: it takes what the network
+takes, and `sparsewire bench step` measures that. On CUDA every stage is captured in a graph, so
+that the host's launches do not count, and products are bfloat16.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from measure import RESULTS, Page, machine, median_times
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+import sparsewire as sw
+from sparsewire.adapters.capture import Captured
+from sparsewire.desk import Call
+from sparsewire.engine import Exchange
+from sparsewire.groups.simulated import SimulatedGroup, answer_all
+from sparsewire.meter import Meter
+from sparsewire.tasks.models import resnet18
+
+WORKERS = 8
+SCHEMES = {
+    "Standard SGD": "Dense()",
+    "Top-k": "TopK(0.01)",
+    "Random-k, allGather": "RandomK(0.01, shared=False)",
+    "Random-k, allReduce": "RandomK(0.01)",
+    "Block-random-k, allGather": "BlockRandomK(0.01)",
+    "Block-random-k, allReduce": "BlockRandomK(0.01, shared=True)",
+    "Threshold": "Threshold(0.01)",
+    "Top block, allReduce": "TopBlock(0.01)",
+    "Leader top-k, allReduce": "LeaderTopK(0.01)",
+}
+Job = Callable[[], object]
+page = Page()
+
+
+class Network:
+    """ResNet-18 on noise."""
+
+    def __init__(self, batch: int, device: torch.device) -> None:
+        torch.manual_seed(0)
+        self._device = device
+        self._model = resnet18().to(device, memory_format=torch.channels_last)
+        images = torch.randn(batch, 3, 32, 32, device=device)
+        self._images = images.contiguous(memory_format=torch.channels_last)
+        self._labels = torch.randint(10, (batch,), device=device)
+        self.shapes = {name: tuple(p.shape) for name, p in self._model.named_parameters()}
+
+    def forward(self) -> Tensor:
+        is_cuda = self._device.type == "cuda"
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=is_cuda):
+            return cross_entropy(self._model(self._images), self._labels)
+
+    def backward(self) -> dict[str, Tensor]:
+        found = torch.autograd.grad(self.forward(), list(self._model.parameters()))
+        return dict(zip(self.shapes, found, strict=True))
+
+
+class Worker:
+    """One of 8 who exchange the same gradient over and over: only its time counts."""
+
+    def __init__(self, text: str, gradient: dict[str, Tensor], device: torch.device) -> None:
+        scheme = sw.parse(text).at(0)
+        cuts = [
+            scheme.cut({n: tuple(g.shape) for n, g in gradient.items()}) for _ in range(WORKERS)
+        ]
+        parts = [gradient[span.name].reshape(-1) for span in cuts[0].spans]
+        self._gradient = torch.cat(parts).float()
+        self._exchanges = [Exchange(scheme, cut) for cut in cuts]
+        blank = torch.zeros(len(self._gradient) + 1, device=device)
+        names = scheme.fields
+        self._pages = [{name: blank.clone() for name in names} for _ in range(2)]
+        self._meters = [Meter() for _ in cuts]
+        group = SimulatedGroup(WORKERS)
+        for step in range(3):  # headers first; then what TopK guesses by
+            group.drive([self._run(rank, step) for rank in range(WORKERS)], self._meters)
+        self._answers = self._talk()
+
+    def _run(self, rank: int, step: int = 3):  # type: ignore[no-untyped-def]
+        call = Call(step, rank, WORKERS)
+        flat = self._gradient.clone()
+        return self._exchanges[rank].run(flat, *self._pages, call, self._meters[rank])
+
+    def _talk(self) -> list[object]:
+        """What the others answer worker 0, request by request."""
+        runs = [self._run(rank) for rank in range(WORKERS)]
+        answers: list[object] = [None] * WORKERS
+        heard = []
+        while True:
+            try:
+                answers = answer_all([run.send(a) for run, a in zip(runs, answers, strict=True)])
+            except StopIteration:
+                return heard
+            heard.append(answers[0])
+
+    def select(self) -> None:
+        """Choose and take out; where ranks agree on a choice, up to their first message."""
+        exchange, selector = self._exchanges[0], self._exchanges[0].scheme.selector
+        memory = exchange.scheme.memory
+        before, after = self._pages
+        draw = sw.selectors.Draw(exchange.scheme.seed, 3, 0)
+        addend = memory.addend(self._gradient, before, after, exchange.segments, WORKERS)
+        selector.withdraw(memory.ledger(before), addend, after["residual"], exchange.segments, draw)
+
+    def encode(self) -> None:
+        """All that comes before the last message."""
+        self._go(len(self._answers) - 1)
+
+    def decode(self) -> None:
+        """All."""
+        self._go(len(self._answers))
+
+    def _go(self, heard: int) -> None:
+        run = self._run(0)
+        run.send(None)
+        try:
+            for answer in self._answers[:heard]:
+                run.send(answer)
+        except StopIteration:
+            return
+        run.close()
+
+
+def captured(job: Job, device: torch.device) -> Job:
+    """The job as one launch, on CUDA."""
+    graph = Captured(job, device)
+    for _ in range(4):
+        graph()
+    return graph
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--save", action="store_true")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    page.say(machine(device))
+    network = Network(options.batch, device)
+    gradient = network.backward()
+    copied = torch.zeros(sum(g.numel() for g in gradient.values()), device=device)
+    jobs: dict[str, Job] = {
+        "copy": lambda: copied.clone(),
+        "forward": captured(network.forward, device),
+        "backward": captured(network.backward, device),
+    }
+    for text in SCHEMES.values():
+        worker = Worker(text, gradient, device)
+        for stage in (worker.select, worker.encode, worker.decode):
+            jobs[f"{text} {stage.__name__}"] = captured(stage, device)
+    times = {k: 1e3 * t for k, t in median_times(jobs, options.repeats, device, 3).items()}
+    passes = times["backward"]
+    page.say(
+        f"ResNet-18, {options.batch} images, one of {WORKERS} workers: forward "
+        f"{times['forward']:.2f} ms, backward {passes - times['forward']:.2f} ms; a copy of the "
+        f"gradient {times['copy']:.3f} ms"
+    )
+    page.say()
+    page.say(f"{'ms of one worker':<28}  select  encode  decode     all   of forward + backward")
+    for row, text in SCHEMES.items():
+        select, encoded, whole = (times[f"{text} {s}"] for s in ("select", "encode", "decode"))
+        clone = times["copy"]  # every run works on a copy of the gradient
+        cells = (select, max(encoded - clone - select, 0.0), whole - encoded, whole - clone)
+        text = "  ".join(f"{cell:6.2f}" for cell in cells)
+        page.say(f"{row:<28}  {text}  {100 * (whole - clone) / passes:6.1f} %")
+    if options.save:
+        page.save(options.out / f"table2-{device.type}.txt")
+
+
+if __name__ == "__main__":
+    main()
