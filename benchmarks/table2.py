@@ -146,6 +146,7 @@ def main() -> None:
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--rows", nargs="+", choices=SCHEMES, default=list(SCHEMES), metavar="ROW")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--save", action="store_true")
@@ -160,7 +161,8 @@ def main() -> None:
         "forward": captured(network.forward, device),
         "backward": captured(network.backward, device),
     }
-    for text in SCHEMES.values():
+    schemes = {row: SCHEMES[row] for row in options.rows}
+    for text in schemes.values():
         worker = Worker(text, gradient, device)
         for stage in (worker.select, worker.encode, worker.decode):
             jobs[f"{text} {stage.__name__}"] = captured(stage, device)
@@ -173,7 +175,7 @@ def main() -> None:
     )
     page.say()
     page.say(f"{'ms of one worker':<28}  select  encode  decode     all   of forward + backward")
-    for row, text in SCHEMES.items():
+    for row, text in schemes.items():
         select, encoded, whole = (times[f"{text} {s}"] for s in ("select", "encode", "decode"))
         clone = times["copy"]  # every run works on a copy of the gradient
         cells = (select, max(encoded - clone - select, 0.0), whole - encoded, whole - clone)
