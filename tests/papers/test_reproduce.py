@@ -123,6 +123,41 @@ def test_no_training_begins_that_would_end_too_late(
     assert len(lines(folder)) == 1
 
 
+def test_no_time_at_all_shows_what_there_is(
+    ask: Callable[..., None], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask(minutes=0)
+    assert not (folder / "toy.jsonl").exists()
+    assert "toy, recipe short: a toy learns" in capsys.readouterr().out
+
+
+def test_trainings_beside_each_other_find_what_they_find_alone(
+    ask: Callable[..., None], folder: Path
+) -> None:
+    ask()
+    alone = {(line["cell"], line["seed"]): line["curves"]["loss"] for line in lines(folder)}
+    (folder / "toy.jsonl").unlink()
+    ask(beside=4)
+    assert all(line["beside"] == 4 for line in lines(folder))
+    found = {(line["cell"], line["seed"]): line["curves"]["loss"] for line in lines(folder)}
+    assert found == alone
+
+
+def test_a_result_with_a_wrong_message_is_doubted(
+    ask: Callable[..., None], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask(only=("top-k/a",), seeds=(0,))
+    assert "?" not in capsys.readouterr().out
+    (line,) = lines(folder)
+    (folder / "toy.jsonl").write_text(json.dumps({**line, "flaw": "step 3: it is wrong"}))
+    ask(minutes=0)
+    table = capsys.readouterr().out.splitlines()
+    assert any(
+        text.startswith("top-k") and f"{100 * line['test_accuracy']:.2f}?" in text for text in table
+    )
+    assert "top-k/a: step 3: it is wrong" in table
+
+
 def test_an_unfinished_training_is_done_again(
     ask: Callable[..., None], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,8 +204,7 @@ def test_translation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     table = told.out.splitlines()
     assert any(line.startswith("test BLEU  ") for line in table)
     assert any(line.startswith("test BLEU as sacrebleu counts it: nrefs:1|") for line in table)
-    assert "dropping 99 % loses no BLEU: not tested yet" in table
-    assert "1 bit after dropping 99 % slows convergence: not tested yet" in table
+    assert "too short to judge the claim: everything runs" in table
     assert (tmp_path / "out-quick.svg").stat().st_size > 5000
     results = Store(tmp_path / "out.jsonl")._results
     assert [result["pairs"] + result["too_long"] for result in results] == [150] * 4

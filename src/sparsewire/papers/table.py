@@ -10,6 +10,7 @@ from .recipe import ACCURACY, Cell, Measure, Place
 from .store import Result, Store
 
 MISSING = "·"
+DOUBTED = "?"
 
 
 class Board:
@@ -51,8 +52,12 @@ class Board:
 def render(board: Board) -> str:
     """Scores, then bytes, for people."""
     parts = [_scores(board)]
-    if any(board.results.values()):
+    results = [result for found in board.results.values() for result in found]
+    if results:
         parts.append(_traffic(board))
+    doubted = sorted({f"{r['cell']}: {r['flaw']}" for r in results if is_doubted(r)})
+    if doubted:
+        parts.append("\n".join([f"{DOUBTED} to be trained anew, a message was wrong:", *doubted]))
     return "\n\n".join(parts)
 
 
@@ -80,7 +85,13 @@ def _said(results: Sequence[Result] | None, score: Measure) -> str:
     text = f"{fmean(finals):.2f}"
     if len(finals) > 1:
         text += f" ± {(max(finals) - min(finals)) / 2:.2f}"
-    return text + (f" ({diverged} diverged)" if diverged else "")
+    text += f" ({diverged} diverged)" if diverged else ""
+    return text + (DOUBTED if any(map(is_doubted, results)) else "")
+
+
+def is_doubted(result: Result) -> bool:
+    """Whether a message came out wrong though all numbers were finite: there is a bug somewhere."""
+    return bool(result.get("flaw")) and not result["diverged"]
 
 
 def _traffic(board: Board) -> str:
