@@ -142,11 +142,11 @@ def slope(
 
 
 @triton.jit
-def reorder(source, target, size, inner, taps, BLOCK: tl.constexpr):
+def reorder(source, target, size, INNER: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr):
     """(…, tap, channel) as (…, channel, tap)."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tap, rest = at % taps, at // taps
-    place = (rest // inner * taps + tap) * inner + rest % inner
+    rest = at // TAPS
+    place = (rest // INNER * TAPS + at % TAPS) * INNER + rest % INNER
     found = tl.load(source + place, mask=at < size, other=0)
     tl.store(target + at, found.to(target.dtype.element_ty), mask=at < size)
 
@@ -155,7 +155,7 @@ def copy_weights(found: Tensor, place: Tensor) -> None:
     found = found.contiguous(memory_format=torch.channels_last)
     inner, taps = found.shape[1], found.shape[2:].numel()
     grid = (-(-found.numel() // BLOCK),)
-    run(reorder, grid, found, place, found.numel(), inner, taps, BLOCK=BLOCK)
+    run(reorder, grid, found, place, found.numel(), INNER=inner, TAPS=taps, BLOCK=BLOCK)
 
 
 def forward(rows: Tensor, layer: nn.BatchNorm2d, workers: int) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _ACROSS = 4  # panels side by side
+_LETTERS = 13  # of the legend that fit into an inch
 
 
 Drawn = tuple[Measure, Measure]
@@ -55,8 +56,15 @@ def draw(title: str, board: Board, drawn: Drawn = (ACCURACY, LOSS)) -> Figure:
             panels[2 * (spare // across) + half][spare % across].set_visible(False)
     named = {line.get_label(): line for panel in panels.flat for line in panel.get_lines()}
     named = {name: named[name] for name in board.rows if name in named}
+    widest = max(map(len, named), default=1)
+    fitting = max(1, int(_LETTERS * figure.get_figwidth() / (widest + 8)))
     figure.legend(
-        named.values(), named, loc="outside lower left", ncols=3, frameon=False, fontsize=9
+        named.values(),
+        named,
+        loc="outside lower left",
+        ncols=min(3, fitting),
+        frameon=False,
+        fontsize=9,
     )
     return figure
 
