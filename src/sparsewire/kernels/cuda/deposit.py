@@ -207,6 +207,7 @@ def gather(
         inside = (at >= 0) & (at < size)
         taken = tl.load(after + at, mask=inside, other=0)
         tl.store(values + lanes, taken, mask=lanes < count)
+        tl.debug_barrier()  # another thread may clear a place than has read it
         tl.store(after + at, tl.zeros_like(taken), mask=inside)
 
 

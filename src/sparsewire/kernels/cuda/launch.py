@@ -34,6 +34,7 @@ def again(kernel: Any, grid: tuple[int, ...], given: Arguments, **options: Any) 
 
     A compiled kernel is used again for arguments of the same types and alignment.
     """
+    options.setdefault("enable_fp_fusion", False)  # products are rounded before they are added
     if IS_INTERPRETED:
         kernel[grid](*given.args, **options)
         return

@@ -97,6 +97,7 @@ def crossing(histogram, need, BINS: tl.constexpr):
     histogram is left empty."""
     bins = BINS - 1 - tl.arange(0, BINS)
     found = tl.load(histogram + bins, cache_modifier=".cg")
+    tl.debug_barrier()  # not every bin is emptied by the thread that has read it
     tl.store(histogram + bins, tl.zeros_like(found))
     is_short = tl.cumsum(found, 0) < need
     digit = BINS - 1 - tl.sum(is_short.to(tl.int32))
@@ -304,6 +305,7 @@ def rank(
             is_short = many < wanted
             is_missed = (over >= wanted) | (tl.load(here + SPILLED) != 0)
             is_missed = is_missed | (is_short & (floor > lowest))
+            tl.debug_barrier()  # all threads decide by the same numbers, before one changes them
             next_path = tl.where(is_short, ZERO, path)
             next_path = tl.where(is_missed, RETRIED if TRY == LISTED else ALL, next_path)
             tl.store(here + PATH, next_path)

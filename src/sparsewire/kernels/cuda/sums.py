@@ -68,7 +68,6 @@ def add_up(
         LANES=LANES,
         BATCH=_BATCH,
         num_warps=2,  # as many threads as LANES: see cells.py
-        enable_fp_fusion=False,  # products are rounded before they are added
     )
     return None
 
