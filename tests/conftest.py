@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -15,7 +16,11 @@ torch.set_num_threads(1)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compile the kernels once, before many processes would do it at the same time."""
+    """Compile the kernels once, before many processes would do it at the same time.
+
+    A shell lets what it starts in the background ignore Ctrl-C, and all that is started from there.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
         kernels.prepare("cpu")
 
