@@ -104,6 +104,20 @@ def test_a_result_says_all_that_it_depends_on(ask: Callable[..., None], folder: 
     assert {"torch", "python", "sparsewire"} <= set(result["versions"])
     assert result["machine"]["cores"] >= 1
     assert {"commit", "created", "seconds", "steps_per_second"} <= set(result)
+    assert result["exchange_share"] is None  # of 12 steps nothing can be told
+
+
+def test_how_long_the_exchange_takes_is_told(
+    ask: Callable[..., None], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    longer = replace(cells()[1], recipe=replace(RECIPE, epochs=10))
+    STUDIES["toy"] = replace(TOY, recipes={"short": lambda: [longer]})
+    ask(seeds=(0,))
+    (result,) = lines(folder)
+    assert 0 < result["exchange_share"] < 1
+    assert f"takes {100 * result['exchange_share']:.0f} % of a step" in capsys.readouterr().err
+    ask(seeds=(1,), beside=2)
+    assert lines(folder)[1]["exchange_share"] is None
 
 
 def test_seeds_differ_and_repeat(ask: Callable[..., None], folder: Path) -> None:

@@ -218,6 +218,10 @@ class _Filling:
     def _keep(self, training: _Training, outcome: Outcome) -> None:
         sent = f"{human_bytes(outcome.sent)} sent per step"
         how = "" if outcome.captured or self._device.type == "cpu" else ", not captured"
+        if self._request.beside > 1:  # then a step's time is not its own
+            outcome = replace(outcome, exchange_share=None)
+        if outcome.exchange_share is not None:
+            how += f", the exchange takes {100 * outcome.exchange_share:.0f} % of a step"
         how += f", {outcome.flaw}" if outcome.flaw else ""
         self._tell(f"{training.name}: {'diverged, ' if outcome.diverged else ''}{sent}{how}")
         self._store.append(

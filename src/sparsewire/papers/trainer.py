@@ -28,6 +28,7 @@ from ..adapters.simulation import Simulation
 from ..report import dense_traffic
 from ..scheme import AnyScheme
 from . import together
+from .clock import Clock
 from .problems import Classes, Problem
 from .recipe import Recipe
 
@@ -47,7 +48,8 @@ class Look:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a training went. Bytes are those of one worker in one step."""
+    """How a training went. Bytes are those of one worker in one step, `exchange_share` is how much
+    of a step's time the exchange of all workers takes; None if there were too few steps to tell."""
 
     steps: int
     parameters: int
@@ -55,6 +57,7 @@ class Outcome:
     received: float
     dense: float
     seconds: float
+    exchange_share: float | None
     captured: bool
     diverged: bool
     flaw: str | None
@@ -106,6 +109,7 @@ class Trainer:
         self._worker_losses = torch.zeros(recipe.workers, device=device)
         self._losses = torch.zeros(self._per_epoch, device=device)
         self._stream = new_stream(device) if device.type == "cuda" else None
+        self._clock = Clock(device)
         self._passes = Captured(self._go_back_and_forth, device)
         is_apart = device.type == "cuda" and self._crew is None
         streams = min(STREAMS, recipe.workers) if is_apart else 0
@@ -162,7 +166,7 @@ class Trainer:
 
     def _outcome(self, looks: Sequence[Look], diverged: bool) -> Outcome:
         simulation = self.simulation
-        size = simulation.segments.size
+        size, shares = simulation.segments.size, self._clock.shares()
         return Outcome(
             steps=simulation.step,
             parameters=size,
@@ -170,6 +174,7 @@ class Trainer:
             received=simulation.received,
             dense=float(dense_traffic(size, self._recipe.workers, 4)),
             seconds=looks[-1].seconds,
+            exchange_share=shares[1] if shares else None,
             captured=self._passes.is_captured and simulation.is_captured,
             diverged=diverged,
             flaw=None if simulation.flaw is None else str(simulation.flaw),
@@ -242,14 +247,18 @@ class Trainer:
         return rows.view(self._per_epoch, *self._rows.shape).to(self._device)
 
     def _step(self, rows: Tensor, number: int) -> None:
+        self._clock.begin(self.simulation.step)
         self._rows.copy_(rows)
         self._passes()
         torch.mean(self._worker_losses, dim=0, out=self._losses[number])
         if self._recipe.warmup:
             rate = self._recipe.warm_rate(self.simulation.step)
             self._optimizer.param_groups[0]["lr"] = rate
+        self._clock.mark()
         self.simulation.exchange()
+        self._clock.mark()
         self._optimizer.step()
+        self._clock.mark()
 
     def _go_back_and_forth(self) -> None:
         """Forward and backward of all workers, into their gradients."""
