@@ -108,6 +108,20 @@ def test_bytes_agree_in_the_interpreter(cuda: Kernels) -> None:
     agree.same(ours, theirs, "narrow")
 
 
+@interpreted
+def test_the_taps_of_a_convolution_do_not_mislead_a_guess(cuda: Kernels) -> None:
+    from sparsewire.kernels.cuda.plan import plan_of
+    from sparsewire.kernels.cuda.rank import ALL, PATH
+
+    taps = torch.tensor([1, 2, 1, 2, 4, 2, 1, 2, 1.0])
+    for sizes in (taps, 1 / taps):
+        segments = agree.cut([(64, 64, 3, 3)], 0.01)
+        pair = agree.Pair(cuda, DEVICE, segments, "convolution")
+        agree._step(pair, (agree.normal(36864).view(-1, 9) * sizes).view(-1), agree._top_k, 0)
+        pair.compare()
+        assert (plan_of(segments, DEVICE).state[:, PATH.value] < ALL.value).all()
+
+
 ROWS = ("normal", "zeros", "ties at the edge", "NaNs", "denormals and zeros", "heavy tail")
 COURSES = ("to and fro", "begins with nothing", "through ties", "through infinity")
 WHERE = (

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from .deposit import FLOOR, LISTED_COUNT, SPILLED, deposit_tile, inspect
-from .device import count_before, magnitude
+from .device import below, count_before, magnitude, mix
 
 # columns of the state, beside those of deposit.py (0, 1, 2)
 PATH = tl.constexpr(3)  # how the rank is found
@@ -146,14 +146,18 @@ def adjust_margin(here, wanted, listed_count, is_missed):
 
 @triton.jit
 def sampled_floor(before, addend, pieces, piece, wanted, HAS_BEFORE: tl.constexpr):
-    """A magnitude that about half as many again reach as are wanted."""
+    """A magnitude that about half as many again reach as are wanted.
+
+    The sample has one place of every stride, anywhere in it: a fixed one would see the same few
+    taps and channels of a convolution.
+    """
     start = tl.load(pieces + piece * 8)
     length = tl.load(pieces + piece * 8 + 1)
     stride = (length + PROBES - 1) // PROBES
     seen = (length + stride - 1) // stride
-    lanes = tl.arange(0, PROBES)
+    lanes = tl.arange(0, PROBES).to(tl.int64)
     live = lanes < seen
-    places = start + lanes * stride
+    places = start + tl.minimum(lanes * stride + below(mix(lanes), stride), length - 1)
     total = tl.load(addend + places, mask=live, other=0).to(tl.float32)
     if HAS_BEFORE:
         total += tl.load(before + places, mask=live, other=0)
