@@ -184,12 +184,14 @@ class Segments:
         """Every how manyth coordinate of each piece a sample looks at.
 
         There are about `sample` of them in all, shared out by length, and more where fewer than
-        `SEEN` of a piece's would else be among those it wants to send.
+        `SEEN` of a piece's would else be among those it wants to send. A stride has no factor in
+        common with what tensors are made of, or it would see the same columns and taps only.
         """
         if sample not in self._strides:
             total = sum(piece.length for piece in self.pieces)
             self._strides[sample] = tuple(
-                max(1, min(piece.count // SEEN, total // sample)) for piece in self.pieces
+                _coprime(max(1, min(piece.count // SEEN, total // sample)), 6 * piece.length)
+                for piece in self.pieces
             )
         return self._strides[sample]
 
@@ -241,6 +243,15 @@ class Segments:
         """The flat gradient parameter by parameter."""
         for span in self.spans:
             yield span, flat[span.start : span.stop]
+
+
+def _coprime(most: int, other: int) -> int:
+    """The largest number up to `most` that has no factor in common with another.
+
+    >>> _coprime(111, 6 * 512 * 512 * 9), _coprime(4, 6)
+    (109, 1)
+    """
+    return next(number for number in range(most, 0, -1) if math.gcd(number, other) == 1)
 
 
 @dataclass(frozen=True)
