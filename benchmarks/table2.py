@@ -30,6 +30,7 @@ from sparsewire.meter import Meter
 from sparsewire.tasks.models import resnet18
 
 WORKERS = 8
+STEP = 8  # of which the stages are timed: worker 0 leads, where one does
 SCHEMES = {
     "Standard SGD": "Dense()",
     "Top-k": "TopK(0.01)",
@@ -87,7 +88,7 @@ class Worker:
             group.drive([self._run(rank, step) for rank in range(WORKERS)], self._meters)
         self._answers = self._talk()
 
-    def _run(self, rank: int, step: int = 3):  # type: ignore[no-untyped-def]
+    def _run(self, rank: int, step: int = STEP):  # type: ignore[no-untyped-def]
         call = Call(step, rank, WORKERS)
         flat = self._gradient.clone()
         return self._exchanges[rank].run(flat, *self._pages, call, self._meters[rank])
@@ -105,11 +106,11 @@ class Worker:
             heard.append(answers[0])
 
     def select(self) -> None:
-        """Choose and take out; where ranks agree on a choice, up to their first message."""
+        """Choose and take out, as worker 0 would alone."""
         exchange, selector = self._exchanges[0], self._exchanges[0].scheme.selector
         memory = exchange.scheme.memory
         before, after = self._pages
-        draw = sw.selectors.Draw(exchange.scheme.seed, 3, 0)
+        draw = sw.selectors.Draw(exchange.scheme.seed, STEP, 0)
         addend = memory.addend(self._gradient, before, after, exchange.segments, WORKERS)
         selector.withdraw(memory.ledger(before), addend, after["residual"], exchange.segments, draw)
 

@@ -293,3 +293,11 @@ def test_nothing_is_said_where_nothing_is_chosen() -> None:
         talking, plain = (sw.explain(t, {"b": (100,)}, 4) for t in (text, "RandomK(0.05)"))
         assert talking.sent_bytes == plain.sent_bytes
         assert not talking.talk
+
+
+def test_blocks_longer_than_any_memory() -> None:
+    """Then every piece is one block and travels whole."""
+    gradients = [{"x": torch.randn(100, 100)} for _ in range(2)]
+    states = [sw.init(sw.TopBlock(0.01, block=2**40), gradients[0])] * 2
+    mean, _ = sw.simulate(gradients, states)
+    torch.testing.assert_close(mean["x"], (gradients[0]["x"] + gradients[1]["x"]) / 2)

@@ -95,15 +95,22 @@ def test_there_are_as_many_exchanges_to_capture_as_all_leaders_need(
         assert len(simulation._phase._turns) == expected
 
 
-def test_numbers_that_are_not_finite_are_noticed() -> None:
-    simulation = Simulation(sw.parse("TopK(0.05)"), SHAPES, WORKERS, CPU)
-    fill(simulation, gradients(0))
-    simulation.exchange()
-    assert simulation.flaw is None
-    simulation.gradients[1][5] = float("nan")
+@pytest.mark.parametrize(
+    "scheme",
+    ["TopK(0.05)", "RandomK(0.05)", "Scheme(RandomK(0.05), memory=NoMemory())", "LeaderTopK(0.05)"],
+)
+@pytest.mark.parametrize("worker", [0, 1, 2])
+def test_numbers_that_are_not_finite_are_noticed_at_once(scheme: str, worker: int) -> None:
+    """Whether they are sent or not."""
+    simulation = Simulation(sw.parse(scheme), SHAPES, WORKERS, CPU)
+    for step in range(4):  # as real workers do in the second
+        fill(simulation, gradients(step))
+        simulation.exchange()
+        assert simulation.flaw is None
+    simulation.gradients[worker][5] = float("nan")
     simulation.exchange()
     assert simulation.flaw is not None
-    assert simulation.flaw.step == 1
+    assert simulation.flaw.step == 4
     assert simulation.flaw.is_unsound
 
 

@@ -242,6 +242,7 @@ class Exchange:
         withdrawal = self._withdraw(gradient, before, after, call, council)
         taken = yield from meter.timed("select", withdrawal)
         meter.deposited[self.segments.spans] = taken.squares
+        meter.unsound = taken.unsound
         self._count(taken, meter)
         self.leave_out(unused, taken.indices, taken.values, self.segments)
 

@@ -33,6 +33,7 @@ class Meter:
     selected: int | Tensor = 0  # and those they chose; on a GPU not known until asked for
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     deposited: dict[tuple[Span, ...], Tensor] = field(default_factory=dict)  # squares, last step
+    unsound: Tensor | None = None  # the first span with NaN or infinity in the last exchange
     trace: list[tuple[str, float, float]] | None = None  # stage, from, to; kept if somebody asks
 
     @property

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from sparsewire.papers.recipe import Cell, Place, Recipe, Study
 from sparsewire.papers.reproduce import Request, RequestError
 from sparsewire.papers.store import SCHEMA, Store
 from sparsewire.papers.table import Board
+from sparsewire.papers.trainer import Trainer
 from sparsewire.tasks import translation
 from tests.cli.conftest import environment, run
 from tests.tasks import idxfile, textpairs
@@ -170,6 +173,26 @@ def test_a_result_with_a_wrong_message_is_doubted(
         text.startswith("top-k") and f"{100 * line['test_accuracy']:.2f}?" in text for text in table
     )
     assert "top-k/a: step 3: it is wrong" in table
+    assert not any("places are filled" in text for text in table)  # nothing follows from it
+    ask(only=("top-k/a",), seeds=(0,))
+    assert [found["flaw"] for found in lines(folder)] == ["step 3: it is wrong", None]
+    assert "?" not in capsys.readouterr().out
+
+
+def test_what_is_over_is_let_go(ask: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the next training begins: on a GPU two may not fit."""
+    made: list[weakref.ref[Trainer]] = []
+    alive = []
+
+    class Watched(Trainer):
+        def __init__(self, *given: Any) -> None:
+            alive.append(sum(other() is not None for other in made))
+            super().__init__(*given)
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(reproduce, "Trainer", Watched)
+    ask(quiet=True)
+    assert alive == [0] * 6
 
 
 def test_an_unfinished_training_is_done_again(
@@ -193,6 +216,8 @@ def test_an_unfinished_training_is_done_again(
         ({"name": "tow"}, r"no study 'tow': did you mean toy\?"),
         ({"recipe": "quick"}, "toy has no recipe 'quick': there are short"),
         ({"only": ("random",)}, "no cell is called random: there are dense, top-k/a, top-k/b"),
+        ({"beside": 0}, "--beside must be at least 1, not 0"),
+        ({"minutes": -1}, "--minutes must be at least 0, not -1"),
     ],
 )
 def test_what_there_is_not(ask: Callable[..., None], more: dict[str, object], reason: str) -> None:

@@ -74,8 +74,14 @@ def test_the_gradients_and_statistics_of_workers_alone() -> None:
 
 @pytest.mark.parametrize(
     "layer",
-    [nn.GRU(3, 3), nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, 3, padding="same", bias=False)],
-    ids=["of another kind", "with a bias", "with padding by name"],
+    [
+        nn.GRU(3, 3),
+        nn.Conv2d(2, 2, 1),
+        nn.Conv2d(2, 2, 3, padding="same", bias=False),
+        nn.BatchNorm2d(3, affine=False),
+        nn.LayerNorm((3, 3)),
+    ],
+    ids=["of another kind", "with a bias", "padding by name", "nothing to learn", "over two"],
 )
 def test_layers_that_are_not_known(layer: nn.Module) -> None:
     assert not together.can_join(nn.Sequential(layer, nn.ReLU()))
@@ -106,6 +112,33 @@ def test_in_the_interpreter() -> None:
         check=False,
     )
     assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_rows_of_rows() -> None:
+    """Of sentences, say: all but the last dimension are rows."""
+    torch.manual_seed(0)
+    alone = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Flatten(), nn.Linear(24, 5))
+    joined = copy.deepcopy(alone)
+    images, labels = torch.randn(WORKERS * BATCH, 3, 6), torch.randint(5, (WORKERS * BATCH,))
+    rows = {p: torch.zeros(WORKERS, *p.shape) for p in joined.parameters()}
+    crew = together.Crew(WORKERS, rows)
+    assert together.can_join(joined)
+    together.join(joined, crew)
+    crew.differentiate(together.losses(joined(images), labels, WORKERS))
+    for worker, expected in enumerate(apart(alone, images, labels)):
+        for place, gradient in zip(rows.values(), expected, strict=True):
+            torch.testing.assert_close(place[worker], gradient)
+
+
+def test_a_layer_that_is_used_twice_is_refused() -> None:
+    layer = nn.Linear(4, 4)
+    joined = nn.Sequential(layer, nn.ReLU(), layer)
+    crew = together.Crew(2, {p: torch.zeros(2, *p.shape) for p in joined.parameters()})
+    together.join(joined, crew)
+    for _ in range(2):
+        losses = together.losses(joined(torch.randn(6, 4)), torch.zeros(6, dtype=torch.long), 2)
+        with pytest.raises(ValueError, match="used twice"):
+            crew.differentiate(losses)
 
 
 @interpreted

@@ -159,7 +159,11 @@ class _Phase:
         meters = [Meter() for _ in self._exchanges]
         runs = self._runs(meters)
         if self.scheme.memory.kept_as(torch.float32) == torch.float32:
-            self._note([self._group.follow(runs, meters)])
+            found = self._group.follow(runs, meters)
+            # the others end before they would tell what they found in their own gradients
+            own = [meter.unsound for meter in meters if meter.unsound is not None]
+            worst = torch.stack([found.unsound, *own]).amax()
+            self._note([replace(found, unsound=worst)])
         else:  # memories are rounded when all is over
             self._note(self._group.drive(runs, meters))
 

@@ -13,10 +13,6 @@ def reproduce(options: Reproduce) -> int:
         raise CommandError(
             f"--quick and --recipe {options.recipe} exclude each other: leave one out", USAGE
         )
-    if options.minutes is not None and options.minutes < 0:
-        raise CommandError(f"--minutes must be at least 0, not {options.minutes:g}", USAGE)
-    if options.beside < 1:
-        raise CommandError(f"--beside must be at least 1, not {options.beside}", USAGE)
     request = Request(
         name=None if options.list else options.name,
         recipe="quick" if options.quick else options.recipe,

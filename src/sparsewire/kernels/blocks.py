@@ -23,6 +23,7 @@ class BlockTable:
     stops: Tensor
     pieces: Tensor
     slots: Tensor  # the places of those chosen, once each piece's blocks are sorted by rank
+    rows: Tensor  # of every piece its start, length, and how many blocks of it are chosen
     is_ragged: bool  # some piece's last block is shorter
 
     @staticmethod
@@ -48,5 +49,6 @@ class BlockTable:
             stops=torch.minimum(starts + block, ends),
             pieces=owner,
             slots=(number < chosen[owner]).nonzero().squeeze(1),
+            rows=torch.stack([pieces.starts, pieces.lengths, chosen], dim=1),
             is_ragged=any(piece.length % block for piece in segments.pieces),
         )

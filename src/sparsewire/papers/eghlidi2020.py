@@ -11,7 +11,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from .recipe import Cell, Place, Recipe, Study
-from .store import Store, StoreError, usual_path
+from .store import Store, StoreError, is_doubted, usual_path
 
 STANDARD = "Standard SGD"
 SCHEMES = {
@@ -51,6 +51,15 @@ def recipe_of(workers: int, epochs: int, rate: float) -> Recipe:
         drops=(epochs // 2, epochs * 5 // 6),
         precision="bfloat16",
     )
+
+
+def corrected(recipe: Recipe) -> Recipe:
+    """The same with the momentum in the memory.
+
+    An optimizer without momentum does not amplify weight decay, so it is given as much more.
+    """
+    decay = round(recipe.weight_decay / (1 - recipe.momentum), 9)
+    return replace(recipe, momentum=0.0, weight_decay=decay)
 
 
 def _rate(row: str, scope: str) -> float:
@@ -93,7 +102,7 @@ def best_rates(store: Store) -> dict[tuple[str, str], float]:
     """For every scheme and scope the rate with the best accuracy on file."""
     best: dict[tuple[str, str], tuple[float, float]] = {}
     for (row, scope), rate, cell in _rate_cells(12):
-        results = [r for r in store.find_all(cell) if not r["diverged"]]
+        results = [r for r in store.find_all(cell) if not (r["diverged"] or is_doubted(r))]
         if results:
             accuracy = fmean(result["test_accuracy"] for result in results)
             best[row, scope] = max(best.get((row, scope), (0.0, rate)), (accuracy, rate))
@@ -164,7 +173,6 @@ def divergence() -> list[Cell]:
     for row in ("Top-k", "Random-k, allGather", "Block-random-k, allGather"):
         name, selector = SCHEMES[row]
         recipe = recipe_of(1, 5, 0.1)
-        corrected = replace(recipe, momentum=0.0)
         for word, heading, scheme, used in (
             ("whole", "1-D tensors whole", f"Scheme({selector})", recipe),
             ("sparsified", "1-D tensors sparsified", f"Scheme({selector}, whole=None)", recipe),
@@ -172,7 +180,7 @@ def divergence() -> list[Cell]:
                 "corrected",
                 "whole, momentum before the exchange",
                 f"Scheme({selector}, memory=MomentumCorrection())",
-                corrected,
+                corrected(recipe),
             ),
         ):
             plain = row.partition(",")[0]

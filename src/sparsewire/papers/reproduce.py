@@ -61,6 +61,10 @@ def run(request: Request) -> None:
         StoreError: the results cannot be read.
         LibraryError: a library is missing that this study alone needs.
     """
+    if request.minutes is not None and request.minutes < 0:
+        raise RequestError(f"--minutes must be at least 0, not {request.minutes:g}")
+    if request.beside < 1:
+        raise RequestError(f"--beside must be at least 1, not {request.beside}")
     if request.name is None:
         print(overview())
         return
@@ -172,7 +176,7 @@ class _Filling:
     def fill(self, cells: Sequence[Cell], seeds: Sequence[int]) -> None:
         """All cells with the first seed, then with the next."""
         todo = [(cell, seed) for seed in seeds for cell in cells]
-        todo = [(cell, seed) for cell, seed in todo if not self._store.find(cell, seed)]
+        todo = [(cell, seed) for cell, seed in todo if not self._store.is_done(cell, seed)]
         self._many, self._began, self._longest = len(todo), time.monotonic(), 0.0
         running: list[_Training] = []
         while todo or running:
@@ -182,13 +186,13 @@ class _Filling:
                     todo.clear()
                     break
                 running.append(self._begin(*todo.pop(0), self._many - len(todo)))
-            for training in list(running):
-                outcome = training.go_on()
+            outcomes = [training.go_on() for training in running]
+            for number in reversed(range(len(running))):  # nothing else may hold what is over
+                outcome = outcomes[number]
                 if outcome is not None:
-                    self._keep(training, outcome)
-                    running.remove(training)
-                    self._longest = max(self._longest, time.monotonic() - training.began)
-                    del training
+                    self._keep(running[number], outcome)
+                    self._longest = max(self._longest, time.monotonic() - running[number].began)
+                    del running[number]
                     free(self._device)
 
     def _is_time_left(self) -> bool:

@@ -30,6 +30,14 @@ def usual_path(paper: str, study: str) -> Path:
     return Path("runs") / "papers" / f"{study}.jsonl"
 
 
+def is_doubted(result: Result) -> bool:
+    """Whether a message came out wrong though all numbers were finite: there was a bug somewhere.
+
+    Such a result is shown with a mark, counts for nothing, and is trained anew.
+    """
+    return bool(result.get("flaw")) and not result["diverged"]
+
+
 class Store:
     """The results in one file, which need not exist yet."""
 
@@ -50,9 +58,14 @@ class Store:
         seeds = sorted({result["seed"] for result in self._results})
         return [found for seed in seeds if (found := self.find(cell, seed)) is not None]
 
+    def is_done(self, cell: Cell, seed: int) -> bool:
+        """Whether this training is finished, and its result is to be believed."""
+        result = self.find(cell, seed)
+        return result is not None and not is_doubted(result)
+
     def count_done(self, cells: Sequence[Cell], seeds: Sequence[int]) -> int:
         """How many of these trainings are finished."""
-        return sum(self.find(cell, seed) is not None for cell in cells for seed in seeds)
+        return sum(self.is_done(cell, seed) for cell in cells for seed in seeds)
 
     def append(self, result: Result) -> None:
         """Keep a result; it is on file when this returns."""

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from ..report import human_bytes
 from .recipe import ACCURACY, Cell, Measure, Place
-from .store import Result, Store
+from .store import Result, Store, is_doubted
 
 MISSING = "·"
 DOUBTED = "?"
@@ -41,10 +41,15 @@ class Board:
 
     @property
     def scores(self) -> dict[Place, list[float]]:
-        """Final scores, where there are any; a training that diverged without any has 0."""
+        """Final scores that count, where there are any; a training that diverged without any has
+        0."""
+        believed = {
+            place: [result for result in results if not is_doubted(result)]
+            for place, results in self.results.items()
+        }
         return {
             place: [self.score.unit * (result.get(self.score.field) or 0.0) for result in results]
-            for place, results in self.results.items()
+            for place, results in believed.items()
             if results
         }
 
@@ -87,11 +92,6 @@ def _said(results: Sequence[Result] | None, score: Measure) -> str:
         text += f" ± {(max(finals) - min(finals)) / 2:.2f}"
     text += f" ({diverged} diverged)" if diverged else ""
     return text + (DOUBTED if any(map(is_doubted, results)) else "")
-
-
-def is_doubted(result: Result) -> bool:
-    """Whether a message came out wrong though all numbers were finite: there is a bug somewhere."""
-    return bool(result.get("flaw")) and not result["diverged"]
 
 
 def _traffic(board: Board) -> str:

@@ -30,7 +30,8 @@ class Crew:
     """
 
     def __init__(self, workers: int, places: Mapping[Tensor, Tensor]) -> None:
-        self.workers, self.places = workers, places
+        self.workers, self._places = workers, places
+        self._filled: set[Tensor] = set()
         device = next(iter(places.values())).device
         is_cuda = device.type == "cuda"
         self._sides = [new_stream(device) for _ in range(SIDES if is_cuda else 0)]
@@ -41,13 +42,21 @@ class Crew:
 
     def differentiate(self, losses: Tensor) -> None:
         """Put every worker's gradients of its loss into their places."""
+        self._filled.clear()
         torch.autograd.grad(losses.sum(), self.token, allow_unused=True)
         for side in self._sides:
             torch.cuda.current_stream().wait_stream(side)
 
+    def place(self, parameter: Tensor) -> Tensor:
+        """Where the workers' gradients of a parameter go: (worker, *shape), once in a pass."""
+        if parameter in self._filled:
+            raise ValueError("workers cannot go together through a layer that is used twice")
+        self._filled.add(parameter)
+        return self._places[parameter]
+
     def apart(self, rows: Tensor) -> Tensor:
         """Rows of a batch by worker: (worker, row, …)."""
-        return rows.view(self.workers, -1, *rows.shape[1:])
+        return rows.reshape(self.workers, -1, *rows.shape[1:])
 
     @contextlib.contextmanager
     def aside(self, *used: Tensor) -> Iterator[None]:
@@ -65,11 +74,11 @@ class Crew:
 
 
 def can_join(model: nn.Module) -> bool:
-    """Whether every layer with parameters is one of those known here."""
+    """Whether every layer with parameters, or of a kind known here, can be one of those."""
     return all(
         type(layer) in LAYERS and LAYERS[type(layer)].fits(layer)
         for layer in model.modules()
-        if any(True for _ in layer.parameters(recurse=False))
+        if type(layer) in LAYERS or any(True for _ in layer.parameters(recurse=False))
     )
 
 
@@ -124,7 +133,7 @@ class _Convolve(torch.autograd.Function):
             found = torch.ops.aten.convolution_backward(slopes, rows, weight, None, *how, mask)
             return cast(Tensor, found[of_what])
 
-        each = zip(crew.apart(rows), crew.apart(slopes), crew.places[layer.weight], strict=True)
+        each = zip(crew.apart(rows), crew.apart(slopes), crew.place(layer.weight), strict=True)
         for mine, my_slopes, place in each:
             with crew.aside(rows, slopes):
                 layers.copy_weights(gradient(1, mine, my_slopes), place)
@@ -160,8 +169,9 @@ class _Multiply(torch.autograd.Function):
         rows, weight = ctx.saved_tensors
         layer: _Linear = ctx.layer
         crew = layer.crew
-        crew.places[layer.weight].copy_(crew.apart(slopes).mT @ crew.apart(rows))
-        crew.places[layer.bias].copy_(crew.apart(slopes).sum(dim=1))
+        mine, my_slopes = (crew.apart(each).flatten(1, -2) for each in (rows, slopes))
+        crew.place(layer.weight).copy_(my_slopes.mT @ mine)
+        crew.place(layer.bias).copy_(my_slopes.sum(dim=1))
         return slopes @ weight if ctx.needs_input_grad[0] else None, None, None
 
 
@@ -191,7 +201,7 @@ class _Normalise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor, None, None]:
         layer: _BatchNorm = ctx.layer
-        gains, shifts = layer.crew.places[layer.weight], layer.crew.places[layer.bias]
+        gains, shifts = layer.crew.place(layer.weight), layer.crew.place(layer.bias)
         rows, moments = ctx.saved_tensors
         return layers.backward(slopes, rows, layer.weight, moments, gains, shifts), None, None
 
@@ -202,7 +212,8 @@ class _LayerNorm(nn.LayerNorm):
     @staticmethod
     def fits(layer: Any) -> bool:
         """Whether its options are known here."""
-        return layer.elementwise_affine and layer.bias is not None
+        plain = layer.elementwise_affine and layer.bias is not None
+        return plain and len(layer.normalized_shape) == 1
 
     def forward(self, rows: Tensor) -> Tensor:
         if not self.training:
@@ -224,8 +235,8 @@ class _Scale(torch.autograd.Function):
         (rows,) = ctx.saved_tensors
         layer: _LayerNorm = ctx.layer
         crew = layer.crew
-        crew.places[layer.weight].copy_(crew.apart(slopes * rows).sum(dim=1))
-        crew.places[layer.bias].copy_(crew.apart(slopes).sum(dim=1))
+        crew.place(layer.weight).copy_(crew.apart(slopes * rows).flatten(1, -2).sum(dim=1))
+        crew.place(layer.bias).copy_(crew.apart(slopes).flatten(1, -2).sum(dim=1))
         return slopes * layer.weight, None, None
 
 

@@ -11,11 +11,13 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from .. import kernels
 from ..errors import SchemeError
 from ..kernels import Taken
+from ..kernels.blocks import BlockTable
 from ..segments import Segments
 from .base import Draw, Sized, Table
 
@@ -31,6 +33,9 @@ class TopBlock(Sized):
 
     With m of B blocks, over all ranks together and so for one alone:
     Σ‖x − C(x)‖² ≤ (1 − m/B) Σ‖x‖².
+
+    Norms are float32: blocks with values beyond about 1e19, or with none above 1e-22, look alike,
+    and those on the left go first.
 
     Arguments:
         ratio: the share of blocks sent.
@@ -82,6 +87,9 @@ class TopBlock(Sized):
         segments: Segments,
         draw: Draw,
     ) -> Taken:
+        if not segments.pieces:
+            nothing = addend.new_empty(0, dtype=torch.int64)
+            return kernels.on(after.device).chosen(before, addend, after, segments, nothing)
         norms = kernels.on(after.device).block_norms(before, addend, segments, self.block)
         return self._take(norms, before, addend, after, segments)
 
@@ -94,9 +102,10 @@ class TopBlock(Sized):
         draw: Draw,
         table: Table,
     ) -> Generator[Any, Any, Taken]:
+        if not segments.pieces:
+            return self.withdraw(before, addend, after, segments, draw)
         norms = kernels.on(after.device).block_norms(before, addend, segments, self.block)
-        if segments.pieces:
-            norms = yield from table.add_up(norms)
+        norms = yield from table.add_up(norms)
         return self._take(norms, before, addend, after, segments)
 
     def _take(
@@ -110,7 +119,7 @@ class TopBlock(Sized):
         kernel = kernels.on(after.device)
         indices = kernel.top_blocks(norms, segments, self.block)
         taken = kernel.chosen(before, addend, after, segments, indices)
-        if all(piece.length % self.block == 0 for piece in segments.pieces):
+        if not BlockTable.of(segments, self.block, after.device).is_ragged:
             return taken
         return replace(taken, count=(indices < segments.size).sum())
 

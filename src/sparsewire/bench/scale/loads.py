@@ -80,20 +80,33 @@ class Loads:
 
 def _hops(exchange: Exchange, hosts: int) -> int:
     """How often a host waits for another in one exchange."""
-    collective = exchange.scheme.collective
+    collective, talk = exchange.scheme.collective, _talk_hops(exchange, hosts)
     if collective.adds:
-        share = share_size(min(exchange.value_count, CHUNK), hosts) * exchange.sum_width
-        return len(chunk_sizes(exchange.value_count)) * (1 + gather_hops(share, hosts))
+        return talk + _sum_hops(exchange.value_count, exchange.sum_width, hosts)
     if collective.fields:
-        return 1 + gather_hops(exchange.pull_bytes(hosts), hosts)
-    return gather_hops(exchange.message_bytes, hosts)
+        return talk + 1 + gather_hops(exchange.pull_bytes(hosts), hosts)
+    return talk + gather_hops(exchange.message_bytes, hosts)
+
+
+def _talk_hops(exchange: Exchange, hosts: int) -> int:
+    """What of it comes before the choice: norms are added up, a leader's message goes down a
+    tree."""
+    norms = exchange.scheme.selector.summed(exchange.segments)
+    hops = _sum_hops(norms, 4, hosts) if norms else 0
+    return hops + ((hosts - 1).bit_length() if exchange.notice_bytes else 0)
+
+
+def _sum_hops(count: int, width: int, hosts: int) -> int:
+    """How often a host waits for another until `count` values are added up."""
+    share = share_size(min(count, CHUNK), hosts) * width
+    return len(chunk_sizes(count)) * (1 + gather_hops(share, hosts))
 
 
 def _added(exchange: Exchange, hosts: int) -> int:
     """Values that one host adds up one by one in one exchange."""
     collective = exchange.scheme.collective
     if collective.adds:
-        return exchange.value_count
+        return exchange.value_count + exchange.scheme.selector.summed(exchange.segments)
     if collective.fields:
         parts = sum(form.value_count for form in exchange.push_forms(hosts))
         return parts + sum(form.value_count for form in exchange.pull_forms(hosts))

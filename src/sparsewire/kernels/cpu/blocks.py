@@ -38,8 +38,7 @@ def block_norms(before: Tensor | None, addend: Tensor, segments: Segments, block
 def top_blocks(norms: Tensor, segments: Segments, block: int) -> Tensor:
     if not is_flat(norms, torch.float32):
         return reference.top_blocks(norms, segments, block)
-    rows = [(p.start, p.length, -(-p.count // block)) for p in segments.pieces]
-    pieces = np.array(rows, np.int64).reshape(-1, 3)
+    pieces = array(BlockTable.of(segments, block, CPU).rows)
     indices = np.empty(block * int(pieces[:, 2].sum()), np.int64)
     bits = np.empty(norms.numel(), np.uint32)
     _choose(array(norms), pieces, block, bits, indices, segments.size)
