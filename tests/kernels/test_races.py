@@ -143,6 +143,8 @@ def test_no_thread_clears_what_another_one_reads(cuda: ModuleType, compiler: Com
     indices = cuda.random_k(segments, 1, torch.device("cpu"))
     taken = cuda.chosen(before, addend, after, segments, indices)
     cuda.put_back(after, indices, taken.values, segments)
+    cuda.block_norms(before, addend, segments, 128)
+    cuda.block_norms(None, addend, segments, 100)
     assert {name.partition("(")[0] for name in compiler.code} >= {
         "rank",
         "withdraw",
@@ -150,6 +152,7 @@ def test_no_thread_clears_what_another_one_reads(cuda: ModuleType, compiler: Com
         "gather",
         "put_entries",
         "draw_round",
+        "add_squares",
     }
     for name, code in compiler.code.items():
         assert not hazards(code), f"{name}:\n" + "\n".join(hazards(code))

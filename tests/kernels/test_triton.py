@@ -157,6 +157,19 @@ def test_withdrawals_agree_in_the_interpreter(cuda: Kernels, name: str, where: s
 
 
 @interpreted
+@pytest.mark.filterwarnings("ignore:overflow encountered")  # as it should
+def test_norms_of_blocks_agree_in_the_interpreter(cuda: Kernels) -> None:
+    for where, (segments, block) in agree.block_layouts(300).items():
+        before = torch.cat([agree.normal(segments.size, 3), torch.zeros(1)])
+        for what in ("normal", "NaNs and infinities", "denormals", "huge"):
+            for kept, dtype in ((before, torch.float32), (None, torch.bfloat16)):
+                addend = agree.rows(segments.size)[what].to(dtype)
+                wanted = reference.block_norms(kept, addend, segments, block)
+                got = cuda.block_norms(kept, addend, segments, block)
+                agree.same(wanted, got, f"{where}, {what}")
+
+
+@interpreted
 @pytest.mark.usefixtures("small_tiles")
 def test_random_choices_agree_in_the_interpreter(cuda: Kernels) -> None:
     for where in ("one piece", "nearly all", "layers, all sparse", "nothing"):

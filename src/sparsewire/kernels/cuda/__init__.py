@@ -6,7 +6,8 @@ graph once it has run. Ledgers that are not float32 are left to `reference`.
 
 from __future__ import annotations
 
-from ..reference import block_norms, collect, deal, top_blocks
+from ..reference import collect, deal, top_blocks
+from .blocks import block_norms
 from .coding import (
     digest,
     find_flags,

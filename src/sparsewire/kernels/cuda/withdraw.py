@@ -108,14 +108,18 @@ def chosen(
     return _taken_at(before, addend, after, plan, indices.contiguous())
 
 
-def _is_ours(before: Tensor | None, addend: Tensor, after: Tensor, segments: Segments) -> bool:
+def is_addable(before: Tensor | None, addend: Tensor, segments: Segments) -> bool:
+    """Whether the kernels can add these up."""
     return (
         0 < segments.size < 1 << 32  # what a list of 32-bit places can tell apart
-        and after.dtype == torch.float32
         and (before is None or before.dtype == torch.float32)
         and addend.dtype in _ADDENDS
         and addend.is_contiguous()
     )
+
+
+def _is_ours(before: Tensor | None, addend: Tensor, after: Tensor, segments: Segments) -> bool:
+    return after.dtype == torch.float32 and is_addable(before, addend, segments)
 
 
 def _deposited(

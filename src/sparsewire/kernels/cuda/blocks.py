@@ -1,0 +1,45 @@
+"""Blocks of the gradient: their norms."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .. import reference
+from ..blocks import BlockTable
+from .launch import run
+from .norms import add_squares
+from .withdraw import is_addable
+
+if TYPE_CHECKING:
+    from ...segments import Segments
+
+_HELD = 4096  # coordinates of one program
+_LONGEST = 1 << 14  # block that one program can hold
+
+
+def block_norms(before: Tensor | None, addend: Tensor, segments: Segments, block: int) -> Tensor:
+    if block > _LONGEST or not is_addable(before, addend, segments):
+        return reference.block_norms(before, addend, segments, block)
+    table = BlockTable.of(segments, block, addend.device)
+    count, steps = table.starts.numel(), (block - 1).bit_length()
+    norms = torch.empty(count, dtype=torch.float32, device=addend.device)
+    rows = max(1, _HELD >> steps)
+    if count:
+        run(
+            add_squares,
+            (-(-count // rows),),
+            addend if before is None else before,
+            addend,
+            table.starts,
+            table.stops,
+            norms,
+            count,
+            HAS_BEFORE=before is not None,
+            ROWS=rows,
+            WIDTH=1 << steps,
+            STEPS=steps,
+        )
+    return norms
