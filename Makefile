@@ -41,8 +41,9 @@ bench-encode: $(STAMP)  ## what choosing and adding up cost here, beside a copy,
 bench-share: $(STAMP)  ## the share of a training step that coding takes, and how well TopK guesses
 	$(BIN)/python benchmarks/share.py
 
-bench-table2: $(STAMP)  ## what a step consists of, beside forward and backward of ResNet-18
+bench-table2: $(STAMP)  ## what a step of ResNet-18 consists of: on one device, and on 8 hosts, which needs root
 	$(BIN)/python benchmarks/table2.py
+	$(BIN)/sparsewire bench step --model resnet18 --hosts 8 --rates 1gbit 10gbit --batch-size 4 --rounds 2 --steps 2 --peers dense --schemes "TopK(0.01)" "RandomK(0.01, shared=False)" "RandomK(0.01)" "BlockRandomK(0.01)" "BlockRandomK(0.01, shared=True)" --out benchmarks/results/table2
 
 bench-step: $(STAMP)  ## what a training step costs at four rates, for schemes and peers; needs root
 	$(BIN)/sparsewire bench step --rates 1gbit 10gbit none --rounds 3 --peers dense fp16 bf16 powersgd-1 powersgd-4 nothing --out benchmarks/results/step
