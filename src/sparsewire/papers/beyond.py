@@ -17,39 +17,50 @@ DENSE = "Standard SGD"
 RATES = (0.003, 0.01, 0.03, 0.1)
 _CORRECTED = "memory=MomentumCorrection()"
 _GLOBAL = "scope='global'"
+_EPOCH = 390  # steps of a dense start
 
 
 @dataclass(frozen=True)
 class Row:
     """A scheme of the table: selector and what else its text says, as in Table 1 to share results.
 
-    Where momentum is in the memory, the optimizer has none.
+    Where momentum is in the memory, the optimizer has none. The first `dense` steps send all.
     """
 
     heading: str
     name: str
     selector: str
     more: tuple[str, ...] = ()
+    dense: int = 0
 
     @property
     def scheme(self) -> str:
-        return f"Scheme({', '.join((self.selector, *self.more))})"
+        text = f"Scheme({', '.join((self.selector, *self.more))})"
+        return f"Warmup({text}, steps={self.dense})" if self.dense else text
 
     @property
     def is_corrected(self) -> bool:
         return _CORRECTED in self.more
 
 
-def _ways(heading: str, name: str, selector: str, *more: str) -> tuple[Row, Row, Row]:
-    """By layer, with momentum correction, and with that and globally."""
+def _ways(heading: str, name: str, selector: str, *more: str) -> tuple[Row, ...]:
+    """By layer; with momentum correction; with that and a dense epoch, or globally."""
+    plain = Row(heading, name, selector, more)
+    better = Row(f"{heading}, corrected", f"{name}-corrected", selector, (_CORRECTED, *more))
     return (
-        Row(heading, name, selector, more),
-        Row(f"{heading}, corrected", f"{name}-corrected", selector, (_CORRECTED, *more)),
-        Row(
-            f"{heading}, corrected, global",
-            f"{name}-corrected-global",
-            selector,
-            (_CORRECTED, *more, _GLOBAL),
+        plain,
+        better,
+        replace(
+            better,
+            heading=f"{better.heading}, dense start",
+            name=f"{better.name}-warm",
+            dense=_EPOCH,
+        ),
+        replace(
+            better,
+            heading=f"{better.heading}, global",
+            name=f"{better.name}-global",
+            more=(*better.more, _GLOBAL),
         ),
     )
 
