@@ -169,6 +169,7 @@ class _Filling:
     ) -> None:
         self._study, self._recipe, self._store, self._device = study, recipe, store, device
         self._request = request
+        self._commit = Setting.here({}).commit  # of the code that runs, whatever comes meanwhile
         if request.download:
             cifar10.download(request.data or Path("data/cifar10"))
         self._shelf = Shelf(request.data, device)
@@ -256,6 +257,7 @@ class _Filling:
     def _setting(self) -> dict[str, object]:
         setting = asdict(Setting.here({}))
         del setting["arguments"]
+        setting["commit"] = self._commit
         if self._device.type == "cuda":
             setting["machine"]["gpu"] = torch.cuda.get_device_name(self._device)
         setting["versions"]["sparsewire"] = __version__
