@@ -202,7 +202,8 @@ class Ledger:
             if {*state[name], OWNED} != {*self.fields, OWNED}:
                 raise StateError(
                     f"the saved state of {name} holds {sorted(state[name])}, and this memory keeps "
-                    f"{sorted(self.fields)}"
+                    f"{sorted(self.fields)}: attach with the memory= that it was saved with, or "
+                    f"begin with an empty one"
                 )
             for field, tensor in state[name].items():
                 shape = self._shape(name, field)

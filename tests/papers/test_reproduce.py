@@ -18,10 +18,11 @@ from sparsewire.papers import aji2017_translation, picture, reproduce
 from sparsewire.papers.catalogue import STUDIES
 from sparsewire.papers.recipe import Cell, Place, Recipe, Study
 from sparsewire.papers.reproduce import Request, RequestError
-from sparsewire.papers.store import SCHEMA, Store
+from sparsewire.papers.store import SCHEMA, Store, StoreError
 from sparsewire.papers.table import Board
 from sparsewire.papers.trainer import Trainer
 from sparsewire.tasks import translation
+from sparsewire.tasks.idx import DataError
 from tests.cli.conftest import environment, run
 from tests.tasks import idxfile, textpairs
 
@@ -196,7 +197,10 @@ def test_what_is_over_is_let_go(ask: Callable[..., None], monkeypatch: pytest.Mo
 
 
 def test_an_unfinished_training_is_done_again(
-    ask: Callable[..., None], folder: Path, monkeypatch: pytest.MonkeyPatch
+    ask: Callable[..., None],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def stop(*anything: object) -> None:
         raise KeyboardInterrupt
@@ -206,8 +210,23 @@ def test_an_unfinished_training_is_done_again(
         with pytest.raises(KeyboardInterrupt):
             ask(only=("dense",), seeds=(0,))
     assert not (folder / "toy.jsonl").exists()
+    assert "toy.jsonl, and the same command goes on" in capsys.readouterr().err
     ask(only=("dense",), seeds=(0,))
     assert len(lines(folder)) == 1
+
+
+def test_nothing_is_trained_that_cannot_be_kept_or_has_no_data(
+    ask: Callable[..., None], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "file").touch()
+    with pytest.raises(StoreError, match=r"results cannot be kept in .*; name another file"):
+        ask(store=folder / "file" / "toy.jsonl")
+    photos = replace(cells()[0], name="photos", recipe=replace(RECIPE, problem="cifar10"))
+    STUDIES["toy"] = replace(TOY, recipes={"short": lambda: [*cells(), photos]})
+    with pytest.raises(DataError):
+        ask()
+    assert "seed 0" not in capsys.readouterr().err
+    assert not (folder / "toy.jsonl").exists()
 
 
 @pytest.mark.parametrize(
@@ -295,7 +314,7 @@ def test_command_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["aji2017"], "there is no study 'aji2017': did you mean aji2017-mnist?"),
+        (["aji2017"], "did you mean aji2017-mnist or aji2017-translation?"),
         (["aji2017-mnist", "--quick", "--recipe", "paper"], "exclude each other"),
         (["aji2017-mnist", "--minutes", "-1"], "--minutes must be at least 0"),
     ],

@@ -95,3 +95,14 @@ def test_other_files_are_refused(tmp_path: Path, content: str, reason: str) -> N
     path.write_text(content)
     with pytest.raises(StoreError, match=reason):
         Store(path)
+
+
+def test_results_are_found_in_the_clone_in_which_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if sparsewire is installed elsewhere."""
+    monkeypatch.setattr("sparsewire.papers.store.__file__", str(tmp_path / "a/b/c/d/store.py"))
+    monkeypatch.chdir(tmp_path)
+    assert usual_path("aji2017", "x") == Path("runs/papers/x.jsonl")
+    (tmp_path / "papers" / "aji2017").mkdir(parents=True)
+    assert usual_path("aji2017", "x") == Path("papers/aji2017/results/x.jsonl")

@@ -158,5 +158,7 @@ def test_a_missing_library_is_named(library: str, monkeypatch: pytest.MonkeyPatc
     for name in [name for name in sys.modules if name.split(".")[0] == library]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(LibraryError, match=rf"needs {library}.*pip install 'sparsewire\[papers\]'"):
+    with pytest.raises(
+        LibraryError, match=rf"needs {library}.*pip install sentencepiece sacrebleu"
+    ):
         translation.check_libraries()

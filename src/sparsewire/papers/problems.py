@@ -246,6 +246,14 @@ class Shelf:
             return Translation(data, recipe)
         return Cifar10(data) if isinstance(data, cifar10.Data) else Mnist(data, recipe)
 
+    def check(self, recipe: Recipe) -> None:
+        """See that the data of `recipe` are there; raises as `get` does."""
+        if recipe.problem in translation.CORPORA:
+            translation.check_libraries()
+            translation.find(translation.CORPORA[recipe.problem], self._folder)
+        else:
+            (mnist if recipe.problem == "mnist" else cifar10).find(self._folder)
+
     def _load(self, recipe: Recipe) -> mnist.Data | cifar10.Data | Sentences:
         if recipe.problem in translation.CORPORA:
             return Sentences.read(self._folder, recipe, self._device)

@@ -96,7 +96,7 @@ def overview() -> str:
     lines = []
     for study in STUDIES.values():
         store = Store(usual_path(study.paper, study.name))
-        lines.append(f"{study.name}: {study.claim}")
+        lines += [f"{study.name}: {study.claim}", f"  in {store.path}"]
         for name, cells in study.recipes.items():
             try:
                 seeds, made = study.seeds[name], cells()
@@ -121,7 +121,7 @@ def show(
     Nothing follows from a quick recipe, but that everything runs.
     """
     board = table.Board(cells, store, study.score)
-    print(f"{title}: {study.claim}\n\n{table.render(board)}")
+    print(f"{title}: {study.claim}\nresults in {store.path}\n\n{table.render(board)}")
     if not board.scores:
         return
     remarks = ["too short to judge the claim: everything runs"] if is_quick else []
@@ -179,11 +179,23 @@ class _Filling:
         todo = [(cell, seed) for seed in seeds for cell in cells]
         todo = [(cell, seed) for cell, seed in todo if not self._store.is_done(cell, seed)]
         self._many, self._began, self._longest = len(todo), time.monotonic(), 0.0
+        if todo and self._request.minutes != 0:
+            self._store.prepare()
+            for recipe in {cell.recipe.problem: cell.recipe for cell, _ in todo}.values():
+                self._shelf.check(recipe)
+        try:
+            self._train(todo)
+        except KeyboardInterrupt:
+            self._tell(f"what is finished is in {self._store.path}, and the same command goes on")
+            raise
+
+    def _train(self, todo: list[tuple[Cell, int]]) -> None:
         running: list[_Training] = []
         while todo or running:
             while todo and len(running) < self._request.beside:
                 if not self._is_time_left():  # the first is begun, unless there is no time at all
-                    self._tell(f"time is up: {len(todo)} trainings left")
+                    is_asked = self._request.minutes != 0
+                    self._tell(f"{'time is up: ' if is_asked else ''}{len(todo)} trainings left")
                     todo.clear()
                     break
                 running.append(self._begin(*todo.pop(0), self._many - len(todo)))
@@ -195,6 +207,14 @@ class _Filling:
                     self._longest = max(self._longest, time.monotonic() - running[number].began)
                     del running[number]
                     free(self._device)
+                    self._estimate(len(todo) + len(running))
+
+    def _estimate(self, left: int) -> None:
+        """Say how long the others will take, if it is worth a word."""
+        passed = time.monotonic() - self._began
+        minutes = passed / (self._many - left) * left / 60
+        if minutes >= 1:
+            self._tell(f"about {minutes:.0f} minutes for the other {left}, if they take as long")
 
     def _is_time_left(self) -> bool:
         """Whether a training would end in time if it took as long as the longest so far."""
@@ -214,7 +234,7 @@ class _Filling:
             if look.epoch % every == 0 or look.epoch == recipe.epochs:
                 self._tell(
                     f"{name}: epoch {look.epoch:g}/{recipe.epochs}  loss {look.loss:.4f}  "
-                    f"{self._found(look)}{look.step / look.seconds:.0f} steps/s"
+                    f"{self._found(look)}{_pace(look)}"
                 )
 
         steps = trainer.steps(tell)
@@ -273,6 +293,11 @@ class _Filling:
             print(line, file=sys.stderr, flush=True)
 
 
+def _pace(look: Look) -> str:
+    rate = look.step / look.seconds
+    return f"{rate:.0f} steps/s" if rate >= 1 else f"{1 / rate:.1f} s a step"
+
+
 def _seeded(text: str, seed: int) -> Scheme | Warmup:
     """The scheme with random choices of its own for this seed."""
     scheme = parse(text)
@@ -283,8 +308,9 @@ def _seeded(text: str, seed: int) -> Scheme | Warmup:
 
 def _named(name: str) -> Study:
     if name not in STUDIES:
-        near = get_close_matches(name, STUDIES, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(STUDIES)}"
+        near = [study for study in STUDIES if study.startswith(name)]
+        near = near or get_close_matches(name, STUDIES, n=1)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(STUDIES)}"
         raise RequestError(f"there is no study {name!r}: {hint}")
     return STUDIES[name]
 

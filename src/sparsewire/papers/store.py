@@ -7,6 +7,7 @@ trained anew and what was trained before stays on file.
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,14 @@ class StoreError(SparsewireError):
 
 
 def usual_path(paper: str, study: str) -> Path:
-    """Where a study's results are kept: in the source tree, or under ./runs where there is none."""
-    papers = Path(__file__).parents[3] / "papers"
-    if papers.is_dir():
-        return papers / paper / "results" / f"{study}.jsonl"
+    """Where a study's results are kept: in the source tree, or under ./runs where there is none.
+
+    The tree is the one that this file lies in or, if sparsewire is installed elsewhere, the one in
+    which it is called.
+    """
+    for tree in (Path(__file__).parents[3], Path()):
+        if (tree / "papers" / paper).is_dir():
+            return tree / "papers" / paper / "results" / f"{study}.jsonl"
     return Path("runs") / "papers" / f"{study}.jsonl"
 
 
@@ -66,6 +71,24 @@ class Store:
     def count_done(self, cells: Sequence[Cell], seeds: Sequence[int]) -> int:
         """How many of these trainings are finished."""
         return sum(self.is_done(cell, seed) for cell in cells for seed in seeds)
+
+    def prepare(self) -> None:
+        """Make sure that results can be kept, before anybody trains for them.
+
+        Raises:
+            StoreError: they cannot.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.path.exists():
+                self.path.open("ab").close()
+            else:
+                tempfile.TemporaryFile(dir=self.path.parent).close()
+        except OSError as error:
+            raise StoreError(
+                f"results cannot be kept in {self.path}: {error.strerror or error}; name another "
+                f"file with --store"
+            ) from error
 
     def append(self, result: Result) -> None:
         """Keep a result; it is on file when this returns."""

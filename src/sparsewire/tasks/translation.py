@@ -304,5 +304,5 @@ def _missing(error: ModuleNotFoundError, library: str) -> LibraryError:
     part = "" if error.name == library else f" (its part {error.name})"
     return LibraryError(
         f"translation needs {library}{part}, which is not installed: "
-        "pip install 'sparsewire[papers]'"
+        "pip install sentencepiece sacrebleu"
     )
