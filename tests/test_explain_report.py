@@ -248,7 +248,7 @@ def test_report_with_norms_that_overflowed() -> None:
 def test_threshold_stays_near_its_target_and_the_report_says_how_near() -> None:
     """Layers of all sizes, heavy tails, memory carried on: the total stays within a fifth."""
     shapes = {"large": (300, 1000), "middle": (100, 300), "small": (60, 50), "b": (64,)}
-    crew = Crew(sw.Threshold(0.01), 1, shapes)
+    crew = Crew(sw.Threshold(0.01, sample=30_000), 1, shapes)
     meter, last, off = crew.meters[0], 0, []
     for step in range(20):
         crew.exchange(noise(1, crew.size, step))
