@@ -54,7 +54,9 @@ def test_the_stages_of_a_step_are_measured() -> None:
     text = run("table2.py", "--batch", "1", "--repeats", "1", "--rows", "Top-k", "Standard SGD")
     rows = [line.rsplit(maxsplit=6) for line in text.splitlines() if line.endswith("%")]
     assert [row[0] for row in rows] == ["Top-k", "Standard SGD"]
-    select, encode, decode, whole, share, _ = rows[0][1:]
-    assert float(select) > 0  # of one repeat no more can be said
-    assert min(map(float, (encode, decode))) >= 0 or float(whole) != 0
-    assert share.replace(".", "").lstrip("-").isdigit()
+    for row in rows:
+        select, encode, decode, whole, share = map(float, row[1:-1])
+        assert select >= 0
+        assert encode >= 0
+        assert decode + whole + share < 1e6  # more cannot be said of one repeat on a busy machine
+    assert float(rows[0][1]) > 0
