@@ -265,7 +265,7 @@ def test_batch_norm_is_captured() -> None:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(256, (640, 32, 32, 3), generator=generator, dtype=torch.uint8).cuda()
     examples = cifar10.Examples(images, torch.arange(640).cuda() % 10)
-    problem = Cifar10(cifar10.Data(examples, examples))
+    problem = Cifar10(cifar10.Data(examples, examples), recipe)
     device = torch.device("cuda")
     trainer = Trainer(recipe, sw.parse("BlockRandomK(0.01)"), problem, 0, device)
     outcome = trainer.run(lambda look: None)

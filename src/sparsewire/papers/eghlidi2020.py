@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 
 from .recipe import Cell, Place, Recipe, Study
@@ -34,10 +35,11 @@ PUBLISHED = {
     "Block-random-k, allReduce": (93.16, 92.50, 90.80, 90.63, 91.18, 88.20, 79.00, 78.11),
 }
 RATES = (0.01, 0.03, 0.1, 0.3)
+LAPTOP = 10  # epochs there, 3,900 steps
 _BATCH = 128  # of all workers together in the short recipes, of each in the paper's
 
 
-def recipe_of(workers: int, epochs: int, rate: float) -> Recipe:
+def recipe_of(workers: int, epochs: int, rate: float, is_small: bool = False) -> Recipe:
     """The batch cut among the workers, so that all numbers of them take the same steps."""
     return Recipe(
         problem="cifar10",
@@ -50,6 +52,7 @@ def recipe_of(workers: int, epochs: int, rate: float) -> Recipe:
         weight_decay=1e-4,
         drops=(epochs // 2, epochs * 5 // 6),
         precision="bfloat16",
+        model="resnet10" if is_small else "",
     )
 
 
@@ -82,6 +85,14 @@ def short() -> list[Cell]:
     return [_cell(*spot, recipe_of(spot[2], 30, _rate(*spot[:2]))) for spot in _spots(WORKERS)]
 
 
+def laptop() -> list[Cell]:
+    """A small ResNet for 10 epochs, 3,900 steps: minutes each on a single core."""
+    return [
+        _cell(*spot, recipe_of(spot[2], LAPTOP, _rate(*spot[:2]), is_small=True))
+        for spot in _spots(WORKERS)
+    ]
+
+
 def tuned() -> list[Cell]:
     """The short recipe with the best rate of `eghlidi2020-rates` for every scheme."""
     store = Store(usual_path("eghlidi2020", "eghlidi2020-rates"))
@@ -102,7 +113,7 @@ def brief(recipe: Recipe) -> Recipe:
 def best_rates(store: Store) -> dict[tuple[str, str], float]:
     """For every scheme and scope the rate with the best accuracy on file."""
     best: dict[tuple[str, str], tuple[float, float]] = {}
-    for (row, scope), rate, cell in _rate_cells(12):
+    for (row, scope), rate, cell in _rate_cells():
         results = [r for r in store.find_all(cell) if not (r["diverged"] or is_doubted(r))]
         if results:
             accuracy = fmean(result["test_accuracy"] for result in results)
@@ -155,27 +166,34 @@ def _text(row: str, scope: str) -> str:
     return f"Scheme({selector}, scope='global')" if scope == "global" else f"Scheme({selector})"
 
 
-def _rate_cells(epochs: int) -> Iterator[tuple[tuple[str, str], float, Cell]]:
+def _rate_cells(
+    epochs: int = 12, is_small: bool = False
+) -> Iterator[tuple[tuple[str, str], float, Cell]]:
     for row, scope, workers in _spots((8,)):
         for rate in RATES:
             label = row if row == STANDARD else f"{row}, {scope}"
             name = f"{SCHEMES[row][0]}/{scope}/{rate}"
-            recipe = recipe_of(workers, epochs, rate)
+            recipe = recipe_of(workers, epochs, rate, is_small)
             place = (label, f"rate {rate}")
             yield (row, scope), rate, Cell(name, _text(row, scope), recipe, (place,))
 
 
 def rates() -> list[Cell]:
     """The same four rates for everybody, 8 workers, 12 epochs."""
-    return [cell for _, _, cell in _rate_cells(12)]
+    return [cell for _, _, cell in _rate_cells()]
 
 
-def divergence() -> list[Cell]:
+def laptop_rates() -> list[Cell]:
+    """The same for the small ResNet, with the steps of its Table 1."""
+    return [cell for _, _, cell in _rate_cells(LAPTOP, is_small=True)]
+
+
+def divergence(is_small: bool = False) -> list[Cell]:
     """Where 1-D tensors and momentum stand: one worker, 5 epochs at the paper's rate of 0.1."""
     cells = []
     for row in ("Top-k", "Random-k, allGather", "Block-random-k, allGather"):
         name, selector = SCHEMES[row]
-        recipe = recipe_of(1, 5, 0.1)
+        recipe = recipe_of(1, 5, 0.1, is_small)
         for word, heading, scheme, used in (
             ("whole", "1-D tensors whole", f"Scheme({selector})", recipe),
             ("sparsified", "1-D tensors sparsified", f"Scheme({selector}, whole=None)", recipe),
@@ -269,24 +287,30 @@ ALL = (
         name="eghlidi2020-table1",
         paper="eghlidi2020",
         claim="layer-wise beats global, top-k beats random, all-gather beats all-reduce for blocks",
-        recipes={"short": short, "paper": paper, "tuned": tuned, "quick": quick},
-        seeds={"short": (0, 1), "paper": (0,), "tuned": (0, 1), "quick": (0,)},
+        recipes={
+            "short": short,
+            "paper": paper,
+            "tuned": tuned,
+            "laptop": laptop,
+            "quick": quick,
+        },
+        seeds={"short": (0, 1), "paper": (0,), "tuned": (0, 1), "laptop": (0,), "quick": (0,)},
         remarks=remarks,
     ),
     Study(
         name="eghlidi2020-rates",
         paper="eghlidi2020",
         claim="one small grid of learning rates, the same for every scheme",
-        recipes={"short": rates},
-        seeds={"short": (0,)},
+        recipes={"short": rates, "laptop": laptop_rates},
+        seeds={"short": (0,), "laptop": (0,)},
         remarks=_best,
     ),
     Study(
         name="eghlidi2020-divergence",
         paper="eghlidi2020",
         claim="random selection diverges if normalisation weights are sparsified too",
-        recipes={"short": divergence},
-        seeds={"short": (0,)},
+        recipes={"short": divergence, "laptop": partial(divergence, is_small=True)},
+        seeds={"short": (0,), "laptop": (0,)},
         remarks=_nothing,
     ),
 )

@@ -22,14 +22,15 @@ def forward(rows: Tensor, layer: nn.BatchNorm2d, workers: int) -> tuple[Tensor, 
         from . import layers_cuda
 
         return layers_cuda.forward(rows, layer, workers)
-    apart = rows.view(workers, -1, *rows.shape[1:]).float()
-    count = apart[0, :, 0].numel()
-    mean = apart.mean(dim=(1, 3, 4))
-    variance = apart.var(dim=(1, 3, 4), unbiased=False)
-    _update(layer, mean[0], variance[0], count)
-    moments = torch.stack([mean, (variance + layer.eps).rsqrt()])
-    result = _spread(layer.weight) * _plain(apart, moments) + _spread(layer.bias)
-    return result.flatten(0, 1).to(rows.dtype), moments
+    results, moments = [], []
+    for worker, mine in enumerate(rows.chunk(workers)):
+        running = (layer.running_mean, layer.running_var) if worker == 0 else (None, None)
+        result, *found = torch.native_batch_norm(
+            mine, layer.weight, layer.bias, *running, True, layer.momentum or 0.0, layer.eps
+        )
+        results.append(result)
+        moments.append(torch.stack(found))
+    return torch.cat(results), torch.stack(moments, dim=1)
 
 
 def backward(
@@ -40,14 +41,15 @@ def backward(
         from . import layers_cuda
 
         return layers_cuda.backward(slopes, rows, gain, moments, gains, shifts)
-    workers = moments.shape[1]
-    apart = slopes.view(workers, -1, *slopes.shape[1:]).float()
-    plain = _plain(rows.view(workers, -1, *rows.shape[1:]).float(), moments)
-    count = apart[0, :, 0].numel()
-    gains.copy_((apart * plain).sum(dim=(1, 3, 4)))
-    shifts.copy_(apart.sum(dim=(1, 3, 4)))
-    centred = apart - (_spread(shifts) + plain * _spread(gains)) / count
-    return (_spread(gain * moments[1]) * centred).flatten(0, 1).to(slopes.dtype)
+    eps = 0.0  # part of the inverse deviation already
+    workers, results = moments.shape[1], []
+    each = zip(slopes.chunk(workers), rows.chunk(workers), moments.unbind(1), strict=True)
+    for worker, (my_slopes, mine, (mean, inverse)) in enumerate(each):
+        result, gains[worker], shifts[worker] = torch.ops.aten.native_batch_norm_backward(
+            my_slopes, mine, gain, None, None, mean, inverse, True, eps, [True, True, True]
+        )
+        results.append(result)
+    return torch.cat(results)
 
 
 def copy_weights(found: Tensor, place: Tensor) -> None:
@@ -60,24 +62,5 @@ def copy_weights(found: Tensor, place: Tensor) -> None:
         place.copy_(found)
 
 
-def _update(layer: nn.BatchNorm2d, mean: Tensor, variance: Tensor, count: int) -> None:
-    """Take a batch of `count` pixels into the running statistics."""
-    assert layer.running_mean is not None
-    assert layer.running_var is not None
-    assert layer.momentum is not None
-    layer.running_mean.lerp_(mean, layer.momentum)
-    layer.running_var.lerp_(variance * (count / (count - 1)), layer.momentum)
-
-
 def _is_fast(rows: Tensor) -> bool:
     return rows.is_cuda and _HAS_TRITON and rows.shape[1] % 64 == 0
-
-
-def _spread(channels: Tensor) -> Tensor:
-    """(…, channel) as (worker, row, channel, height, width)."""
-    apart = channels if channels.dim() == 2 else channels[None]
-    return apart[:, None, :, None, None]
-
-
-def _plain(apart: Tensor, moments: Tensor) -> Tensor:
-    return (apart - _spread(moments[0])) * _spread(moments[1])

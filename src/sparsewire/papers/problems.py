@@ -106,16 +106,16 @@ class Mnist(Classes):
 
 
 class Cifar10(Classes):
-    """CIFAR-10, cropped and flipped at random, and ResNet-18."""
+    """CIFAR-10, cropped and flipped at random, and a ResNet."""
 
-    def __init__(self, data: cifar10.Data) -> None:
-        self._train, self._test = data.train.padded(), data.test
+    def __init__(self, data: cifar10.Data, recipe: Recipe) -> None:
+        self._train, self._test, self._recipe = data.train.padded(), data.test, recipe
 
     def __len__(self) -> int:
         return len(self._train)
 
     def build(self, seed: int) -> nn.Module:
-        return cifar10.build(seed)
+        return cifar10.build(seed, is_small=self._recipe.model == "resnet10")
 
     def visit(self, seed: int, epoch: int) -> Tensor:
         return cifar10.visit(seed, epoch, len(self))
@@ -173,8 +173,8 @@ class Translation:
 
     def build(self, seed: int) -> nn.Module:
         recipe = self._recipe
-        if not recipe.model:
-            raise ValueError("a recipe for translation names its model")
+        if recipe.model not in ("rnn", "transformer"):
+            raise ValueError("a recipe for translation names its model, 'rnn' or 'transformer'")
         words, layers = len(self._sentences.subwords), len(recipe.hidden)
         return translators.build(
             recipe.model, words, recipe.hidden[0], layers, recipe.normalised, seed
@@ -244,7 +244,9 @@ class Shelf:
         data = self._read[key]
         if isinstance(data, Sentences):
             return Translation(data, recipe)
-        return Cifar10(data) if isinstance(data, cifar10.Data) else Mnist(data, recipe)
+        if isinstance(data, cifar10.Data):
+            return Cifar10(data, recipe)
+        return Mnist(data, recipe)
 
     def check(self, recipe: Recipe) -> None:
         """See that the data of `recipe` are there; raises as `get` does."""

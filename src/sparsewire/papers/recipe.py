@@ -39,7 +39,8 @@ class Recipe:
         hidden: widths of the perceptron's layers; of a translator's, on each side.
         normalised: the perceptron or translator has layer normalisation.
         limit: train and test on the first so many examples only.
-        model: what translates, 'rnn' or 'transformer'.
+        model: what translates, 'rnn' or 'transformer'; what learns CIFAR-10, ResNet-18 unless it
+            is 'resnet10', which is small enough for two cores.
         vocabulary: subwords of both languages together; fewer if the corpus holds no more.
         length: subwords that a sentence has room for, with its end.
         warmup: steps over which the rate rises to `rate`; then it falls with the root of the step,
@@ -60,7 +61,7 @@ class Recipe:
     hidden: tuple[int, ...] = ()
     normalised: bool = False
     limit: int | None = None
-    model: Literal["", "rnn", "transformer"] = ""
+    model: Literal["", "rnn", "transformer", "resnet10"] = ""
     vocabulary: int = 0
     length: int = 0
     warmup: int = 0

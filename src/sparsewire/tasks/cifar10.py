@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from .idx import DataError
-from .models import resnet18
+from .models import resnet10, resnet18
 
 CLASSES = 10
 SIDE = 32
@@ -200,11 +200,11 @@ def _examples(path: Path, pixels: np.ndarray[Any, Any], labels: np.ndarray[Any, 
     )
 
 
-def build(seed: int) -> nn.Sequential:
-    """ResNet-18 for 32 × 32 pixels, the same for the same `seed`."""
+def build(seed: int, is_small: bool = False) -> nn.Sequential:
+    """ResNet-18, or the small ResNet-10, the same for the same `seed`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return resnet18(CLASSES)
+        return (resnet10 if is_small else resnet18)(CLASSES)
 
 
 def visit(seed: int, epoch: int, size: int) -> Tensor:
