@@ -41,6 +41,7 @@ SCHEMES = {
     "Threshold": "Threshold(0.01)",
     "Top block, allReduce": "TopBlock(0.01)",
     "Leader top-k, allReduce": "LeaderTopK(0.01)",
+    "Union of top-k, allReduce": "UnionTopK(0.01)",
 }
 Job = Callable[[], object]
 page = Page()

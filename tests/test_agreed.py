@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 import sparsewire as sw
-from sparsewire.collectives import Reduce, Show, Total
+from sparsewire.collectives import Gather, Reduce, Show, Total
 from sparsewire.desk import Call
 from sparsewire.engine import Exchange
 from sparsewire.message import damage_code
@@ -51,6 +52,18 @@ def brute_leader(totals: list[Tensor], segments: Segments, leader: int) -> list[
     return sorted(chosen)
 
 
+def brute_union(totals: list[Tensor], segments: Segments, step: int) -> list[int]:
+    """What any rank names, rank by rank and piece by piece, as many in turn as are sent."""
+    world, chosen = len(totals), set[int]()
+    for piece in segments.pieces:
+        share = max(1, piece.count // world)
+        for turn in range(min(world, piece.count // share)):
+            sizes = totals[(step + turn) % world][piece.start : piece.stop].abs().tolist()
+            by_size = sorted(range(piece.length), key=lambda n: (-sizes[n], n))
+            chosen |= {piece.start + n for n in by_size[:share]}
+    return sorted(chosen)
+
+
 def places(segments: Segments) -> Tensor:
     """Coordinates that are selected from."""
     return torch.cat([torch.arange(p.start, p.stop) for p in segments.pieces])
@@ -65,6 +78,8 @@ def places(segments: Segments) -> Tensor:
         sw.TopBlock(0.3, block=7),
         sw.TopBlock(count=20, block=5),
         sw.LeaderTopK(0.1),
+        sw.UnionTopK(0.1),
+        sw.UnionTopK(count=3),
     ],
     ids=label,
 )
@@ -82,6 +97,8 @@ def test_choice_is_the_one_that_brute_force_finds(
         totals = [crew.remembered(r).float() + g for r, g in enumerate(gradients)]
         if isinstance(selector, sw.TopBlock):
             expected = brute_blocks(totals, segments, selector)
+        elif isinstance(selector, sw.UnionTopK):
+            expected = brute_union(totals, segments, step)
         else:
             expected = brute_leader(totals, segments, step % world)
         means = crew.exchange(gradients)
@@ -134,8 +151,37 @@ def test_every_rank_leads_in_its_turn(world: int) -> None:
         assert mean.nonzero().view(-1).tolist() == [3 + step % world]
 
 
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+def test_all_ranks_name_some_or_take_turns(world: int) -> None:
+    """There are never more than are to be sent, and what two ranks name is sent once."""
+    scheme = sw.Scheme(sw.UnionTopK(count=2), memory=sw.NoMemory(), whole=None)
+    crew = Crew(scheme, world, {"x": (10,)})
+    for step in range(2 * world):
+        gradients = [torch.full((10,), 0.5) for _ in range(world)]
+        for rank, gradient in enumerate(gradients):
+            gradient[rank + 1] = -2.0
+        mean = crew.exchange(gradients)[0]
+        expected = {1 + step % world, 1 + (step + 1) % world} | ({0} if world == 1 else set())
+        assert set(mean.nonzero().view(-1).tolist()) == expected
+        assert int(crew.meters[0].selected) == (step + 1) * 2
+    mean = crew.exchange([torch.arange(10.0)] * world)[0]  # all ranks name the same one
+    assert mean.nonzero().view(-1).tolist() == ([8, 9] if world == 1 else [9])
+
+
 @pytest.mark.parametrize("world", [2, 4, 7])
-def test_all_ranks_together_lose_no_more_than_blocks_promise(world: int) -> None:
+def test_every_rank_keeps_no_more_than_its_own_share_promises(world: int) -> None:
+    scheme = sw.Scheme(sw.UnionTopK(0.1), whole=None)
+    crew = Crew(scheme, world, {"x": (333,)})
+    gradients = noise(world, 333, 0)
+    crew.exchange(gradients)
+    delta = scheme.selector.names(34, world) / 333
+    for rank, gradient in enumerate(gradients):
+        given = float(gradient.double().square().sum())
+        assert float(crew.remembered(rank).square().sum()) <= (1 - delta) * given * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("world", [2, 4, 7])
+def test_all_ranks_together_together_lose_no_more_than_blocks_promise(world: int) -> None:
     selector = sw.TopBlock(0.1, block=8)
     scheme = sw.Scheme(selector, whole=None)
     crew = Crew(scheme, world, {"x": (333,)})
@@ -171,7 +217,11 @@ TALKING = [
     "LeaderTopK(0.05)",
     "Scheme(LeaderTopK(0.05), values=TwoBit(), indices=Int32())",
     "Scheme(LeaderTopK(0.05), indices=Bitmap(), collective=AllGather())",
+    "UnionTopK(0.05)",
+    "Scheme(UnionTopK(0.05), indices=Bitmap(), scope='global')",
+    "Scheme(UnionTopK(0.05), values=TwoBit(), indices=Int32())",
 ]
+NAMING = [text for text in TALKING if "Leader" in text or "Union" in text]
 LEADER = 1  # of three ranks at step 7
 
 
@@ -193,6 +243,20 @@ def test_undamaged_talk_passes(scheme: str) -> None:
     assert torch.equal(ranks[0].gradient, ranks[2].gradient)
 
 
+def flipped(message: Tensor) -> Tensor:
+    """With one bit changed."""
+    damaged = message.clone()
+    damaged[5] ^= 16
+    return damaged
+
+
+def changed(answer: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """What a rank hears, with rank 1's message changed: that of the leader, or one of all."""
+    if isinstance(answer, Tensor):
+        return change(answer)
+    return [change(each) if rank == LEADER else each for rank, each in enumerate(answer)]
+
+
 @pytest.mark.parametrize("scheme", TALKING)
 @pytest.mark.parametrize("victim", [0, 2])
 def test_damaged_talk_at_one_rank_is_told_to_all(scheme: str, victim: int) -> None:
@@ -201,9 +265,7 @@ def test_damaged_talk_at_one_rank_is_told_to_all(scheme: str, victim: int) -> No
             garbage = torch.full_like(answer.values, float("nan"))
             garbage[::2] = -1e30
             return Total(garbage, torch.tensor(damage_code(LEADER, 0)))
-        damaged = answer.clone()
-        damaged[5] ^= 16
-        return damaged
+        return changed(answer, flipped)
 
     ranks, errors = run_with(scheme, during_talk(harm, victim))
     for rank, error in zip(ranks, errors, strict=True):
@@ -213,8 +275,8 @@ def test_damaged_talk_at_one_rank_is_told_to_all(scheme: str, victim: int) -> No
         assert not rank.before["residual"].any()
 
 
-@pytest.mark.parametrize("scheme", [text for text in TALKING if "Leader" in text])
-def test_leaders_message_of_any_bytes_does_no_harm(scheme: str) -> None:
+@pytest.mark.parametrize("scheme", NAMING)
+def test_a_message_of_any_bytes_does_no_harm(scheme: str) -> None:
     """Whatever the bytes say, coordinates stay in range and all ranks refuse the step."""
     chance = torch.Generator().manual_seed(0)
     for kind in ("noise", "zeros", "ones") * 10:
@@ -224,29 +286,29 @@ def test_leaders_message_of_any_bytes_does_no_harm(scheme: str) -> None:
                 return torch.randint(256, message.shape, dtype=torch.uint8, generator=chance)
             return torch.full_like(message, 0 if kind == "zeros" else 255)
 
-        ranks, errors = run_with(scheme, during_talk(harm, 2))
+        ranks, errors = run_with(scheme, during_talk(partial(changed, change=harm), 2))
         assert all(isinstance(error, sw.DamageError) for error in errors)
         assert not any(rank.before["residual"].any() for rank in ranks)
         assert all(rank.after["residual"][:-1].isfinite().all() for rank in ranks)
         assert all(float(rank.after["residual"][-1]) == 0 for rank in ranks)
 
 
-@pytest.mark.parametrize("scheme", [text for text in TALKING if "Leader" in text])
-def test_another_exchanges_message_does_not_pass_for_the_leaders(scheme: str) -> None:
+@pytest.mark.parametrize("scheme", NAMING)
+def test_another_exchanges_message_does_not_pass_for_this_ones(scheme: str) -> None:
     """Not that of another step, and not one of values: talk has keys of its own."""
     earlier = sealed_talk(scheme, step=4)
-    assert isinstance(earlier, Show)
+    assert isinstance(earlier, Show if "Leader" in scheme else Gather)
 
     def harm(message: Tensor) -> Tensor:
         assert message.shape == earlier.payload.shape
         return earlier.payload
 
-    _, errors = run_with(scheme, during_talk(harm, 0))
+    _, errors = run_with(scheme, during_talk(partial(changed, change=harm), 0))
     assert all(isinstance(error, sw.DamageError) for error in errors)
 
 
 def sealed_talk(scheme: str, step: int) -> Any:
-    """What the leader says at a step."""
+    """What the leader says at a step, as all do or alone."""
     rank = Rank(scheme, step % 3, 3)
     object.__setattr__(rank.call, "step", step)
     rank.run.send(None)
@@ -272,7 +334,9 @@ def test_talk_and_values_are_sealed_by_different_keys() -> None:
     assert len(keys) == 4
 
 
-@pytest.mark.parametrize("text", ["TopBlock(0.05, block=16)", "LeaderTopK(0.05)"])
+@pytest.mark.parametrize(
+    "text", ["TopBlock(0.05, block=16)", "LeaderTopK(0.05)", "UnionTopK(0.05)"]
+)
 def test_parameters_without_gradient_are_left_out(text: str) -> None:
     crew = Crew(sw.Scheme(sw.parse(text).at(0).selector, whole=WHOLE), 2, SHAPES, skips_unused=True)
     crew.exchange(noise(2, crew.size, 0))
@@ -289,7 +353,7 @@ def test_parameters_without_gradient_are_left_out(text: str) -> None:
 
 
 def test_nothing_is_said_where_nothing_is_chosen() -> None:
-    for text in ("TopBlock(0.05)", "LeaderTopK(0.05)"):
+    for text in ("TopBlock(0.05)", "LeaderTopK(0.05)", "UnionTopK(0.05)"):
         talking, plain = (sw.explain(t, {"b": (100,)}, 4) for t in (text, "RandomK(0.05)"))
         assert talking.sent_bytes == plain.sent_bytes
         assert not talking.talk

@@ -258,6 +258,7 @@ PUBLIC = [
     "TopBlock",
     "TopK",
     "TwoBit",
+    "UnionTopK",
     "Warmup",
     "Wire",
     "attach",

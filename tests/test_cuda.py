@@ -38,6 +38,7 @@ SCHEMES = [
         "BlockRandomK(0.05)",
         "TopBlock(0.05, block=16)",
         "LeaderTopK(0.05)",
+        "UnionTopK(0.05)",
         "Dense()",
     )
     for scope in ("'layer'", "'global'", "500")
@@ -150,6 +151,8 @@ CAPTURED = (
     "Scheme(TopBlock(0.05, block=7), values=TwoBit(), scope='global')",
     "LeaderTopK(0.05)",
     "Scheme(LeaderTopK(0.05), values=BFloat16(), indices=Bitmap())",
+    "UnionTopK(0.05)",
+    "Scheme(UnionTopK(count=2), indices=Int32(), scope=500)",
     "Scheme(RandomK(0.05), values=QSGD())",
     "Dense()",
     "Scheme(TopK(0.05), collective=Sharded())",

@@ -41,6 +41,8 @@ class NotLinear(Float32):
         ("Scheme(TopBlock(0.01), values=TwoBit())", sw.Implied(), sw.AllGather()),
         ("LeaderTopK(0.01)", sw.EliasFano(), sw.AllReduce()),
         ("LeaderTopK(0.5)", sw.Bitmap(), sw.AllReduce()),
+        ("UnionTopK(0.01)", sw.EliasFano(), sw.AllReduce()),
+        ("Scheme(UnionTopK(0.01), values=TwoBit())", sw.EliasFano(), sw.AllGather()),
         ("Scheme(LeaderTopK(0.01), values=TwoBit())", sw.EliasFano(), sw.AllGather()),
         ("Scheme(LeaderTopK(0.01), indices=Int32())", sw.Int32(), sw.AllReduce()),
         ("BlockRandomK(0.01, shared=True)", sw.Implied(), sw.AllReduce()),
@@ -124,6 +126,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "write indices=EliasFano() or leave indices out",
     ),
     (
+        {"selector": sw.UnionTopK(0.01), "indices": sw.Implied()},
+        "they depend on the gradient",
+        "write indices=EliasFano() or leave indices out",
+    ),
+    (
         {"selector": sw.TopBlock(0.01), "indices": sw.EliasFano()},
         "has nothing to write",
         "leave indices out",
@@ -135,6 +142,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     (
         {"selector": sw.LeaderTopK(0.01), "collective": sw.Sharded(1.0)},
+        "owners have nothing left to choose",
+        "leave collective out",
+    ),
+    (
+        {"selector": sw.UnionTopK(0.01), "collective": sw.Sharded()},
         "owners have nothing left to choose",
         "leave collective out",
     ),

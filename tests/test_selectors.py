@@ -152,6 +152,7 @@ def test_threshold_has_room_for_a_quarter_more() -> None:
         (sw.BlockRandomK(shared=True), True, True),
         (sw.TopBlock(), True, False),
         (sw.LeaderTopK(), True, False),
+        (sw.UnionTopK(), True, False),
         (sw.Dense(), True, True),
     ],
     ids=label,

@@ -24,6 +24,8 @@ SCHEMES = [
     "Scheme(TopBlock(0.05, block=7), values=TwoBit(), scope='global')",
     "Scheme(TopBlock(0.05, block=16), memory=MomentumCorrection(0.9))",
     "LeaderTopK(0.05)",
+    "UnionTopK(0.05)",
+    "Scheme(UnionTopK(0.05), values=TwoBit(), scope=100)",
     "Scheme(LeaderTopK(0.05), values=TwoBit(), memory=ErrorFeedback(dtype='bfloat16'))",
     "Warmup(LeaderTopK(0.05), steps=4, ease=True)",
     "Warmup(TopBlock(0.05, block=16), steps=3)",
@@ -73,7 +75,14 @@ def test_the_same_as_simulate(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["Dense()", "TopK(0.05)", "RandomK(0.05, shared=False)", "TopBlock(0.05)", "LeaderTopK(0.05)"],
+    [
+        "Dense()",
+        "TopK(0.05)",
+        "RandomK(0.05, shared=False)",
+        "TopBlock(0.05)",
+        "LeaderTopK(0.05)",
+        "UnionTopK(0.05)",
+    ],
 )
 def test_bytes_are_those_that_are_explained(text: str) -> None:
     simulation = Simulation(sw.parse(text), SHAPES, WORKERS, CPU)
@@ -88,7 +97,8 @@ def test_there_are_as_many_exchanges_to_capture_as_all_leaders_need(
     workers: int, turns: int
 ) -> None:
     """What is captured repeats its step: with fewer, some ranks would never lead on a GPU."""
-    for text, expected in (("LeaderTopK(0.05)", turns), ("TopBlock(0.05)", 4)):
+    cases = (("LeaderTopK(0.05)", turns), ("UnionTopK(0.05)", turns), ("TopBlock(0.05)", 4))
+    for text, expected in cases:
         simulation = Simulation(sw.parse(text), SHAPES, workers, CPU)
         simulation.exchange()
         assert simulation._phase is not None
@@ -97,7 +107,13 @@ def test_there_are_as_many_exchanges_to_capture_as_all_leaders_need(
 
 @pytest.mark.parametrize(
     "scheme",
-    ["TopK(0.05)", "RandomK(0.05)", "Scheme(RandomK(0.05), memory=NoMemory())", "LeaderTopK(0.05)"],
+    [
+        "TopK(0.05)",
+        "RandomK(0.05)",
+        "Scheme(RandomK(0.05), memory=NoMemory())",
+        "LeaderTopK(0.05)",
+        "UnionTopK(0.05)",
+    ],
 )
 @pytest.mark.parametrize("worker", [0, 1, 2])
 def test_numbers_that_are_not_finite_are_noticed_at_once(scheme: str, worker: int) -> None:

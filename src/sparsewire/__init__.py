@@ -35,7 +35,16 @@ if TYPE_CHECKING:
     from .report import Report
     from .scheme import FAMILIES, Scheme, Warmup, parse
     from .segments import Segments
-    from .selectors import BlockRandomK, Dense, LeaderTopK, RandomK, Threshold, TopBlock, TopK
+    from .selectors import (
+        BlockRandomK,
+        Dense,
+        LeaderTopK,
+        RandomK,
+        Threshold,
+        TopBlock,
+        TopK,
+        UnionTopK,
+    )
     from .values import QSGD, BFloat16, Float16, Float32, KBit, OneBit, TwoBit
 
 __version__ = "0.1.0"
@@ -72,6 +81,7 @@ _HOMES = {
         "Threshold",
         "TopBlock",
         "TopK",
+        "UnionTopK",
     ),
     "values": ("QSGD", "BFloat16", "Float16", "Float32", "KBit", "OneBit", "TwoBit"),
 }
@@ -120,6 +130,7 @@ __all__ = [
     "TopBlock",
     "TopK",
     "TwoBit",
+    "UnionTopK",
     "Warmup",
     "Wire",
     "attach",

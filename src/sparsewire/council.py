@@ -5,7 +5,7 @@ What is said is sealed under a key of its own, so that nothing else passes for i
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from . import kernels
-from .collectives import Reduce, Request, Show, Total
+from .collectives import Gather, Reduce, Request, Show, Total
 from .desk import Call
+from .indices import Bitmap
 from .message import FINE, REASONS, first_damage, seal
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Council:
-    """One rank's seat: adds numbers up over all ranks, and names coordinates or hears them.
+    """One rank's seat: adds numbers up over all ranks, names coordinates and hears them.
 
     What arrives damaged is remembered in `damage`, and something harmless stands in for it.
     """
@@ -33,8 +34,10 @@ class Council:
     device: torch.device
 
     def __post_init__(self) -> None:
-        self._leader = self.call.step % self.call.world
-        self.leads = self.call.rank == self._leader
+        call = self.call
+        self._leader = call.step % call.world
+        self.turn = (call.rank - call.step) % call.world
+        self.notice = self.exchange.notice(call.world)
         self._context = replace(self.exchange.context(self.call), is_ahead=True)
         self.damage = torch.full((), FINE, device=self.device)
 
@@ -44,30 +47,50 @@ class Council:
         return total.values
 
     def name(self, indices: Tensor) -> Generator[Request, Any, None]:
-        segments = self.exchange.segments
-        written = self.exchange.scheme.indices.encode(indices, segments)
-        message = self._blank()
-        message[: written.numel()] = written
-        yield Show(seal(message, self._context.key(self._leader)), self._leader)
+        yield Show(self._written(indices), self._leader)
 
     def hear(self) -> Generator[Request, Any, Tensor]:
         message: Tensor = yield Show(self._blank(), self._leader)
-        segments, codec = self.exchange.segments, self.exchange.scheme.indices
-        indices = codec.decode(message[: codec.nbytes(segments)], segments)
-        found = kernels.on(self.device).inspect(
-            [message],
-            [(indices, torch.empty(0, device=self.device))],
-            self._context.common,
-            self._leader,
-            self.exchange.notice_bytes,
-            segments.size,
-        )
-        damage = first_damage(found)
-        is_fine = damage == FINE
-        self.damage = torch.where(is_fine, FINE, damage + self._leader * len(REASONS))
-        table = segments.table(self.device)
+        (indices,), (is_fine,) = self._read([message], self._leader)
+        table = self.notice.table(self.device)
         return torch.where(is_fine, indices, table.starts[table.owner] + table.place)
 
+    def pool(self, indices: Tensor) -> Generator[Request, Any, Tensor]:
+        messages: Sequence[Tensor] = yield Gather(self._written(indices))
+        named, are_fine = self._read(messages, 0)
+        segments = self.exchange.segments
+        sound = torch.where(are_fine[:, None], named, segments.size)
+        # flags forget who named a coordinate, how often, and in which order
+        flags = Bitmap().encode(sound.flatten(), segments)
+        return Bitmap().decode(flags, segments)
+
+    def _written(self, indices: Tensor) -> Tensor:
+        """This rank's message."""
+        written = self.exchange.scheme.indices.encode(indices, self.notice)
+        message = self._blank()
+        message[: written.numel()] = written
+        return seal(message, self._context.key(self.call.rank))
+
     def _blank(self) -> Tensor:
-        """Room for the leader's message."""
-        return torch.zeros(self.exchange.notice_bytes, dtype=torch.uint8, device=self.device)
+        """Room for a message."""
+        nbytes = self.exchange.notice_bytes(self.call.world)
+        return torch.zeros(nbytes, dtype=torch.uint8, device=self.device)
+
+    def _read(self, messages: Sequence[Tensor], first: int) -> tuple[Tensor, Tensor]:
+        """The coordinates in the messages of ranks from `first` on, a row each, and for each
+        message whether it is fine."""
+        codec = self.exchange.scheme.indices
+        nbytes = codec.nbytes(self.notice)
+        named = [codec.decode(message[:nbytes], self.notice) for message in messages]
+        nothing = torch.empty(0, device=self.device)
+        found = kernels.on(self.device).inspect(
+            messages,
+            [(indices, nothing) for indices in named],
+            self._context.common,
+            first,
+            self.exchange.notice_bytes(self.call.world),
+            self.notice.size,
+        )
+        damage = first_damage(found)
+        self.damage = torch.where(damage == FINE, FINE, damage + first * len(REASONS))
+        return torch.stack(named), found.all(dim=1)

@@ -7,7 +7,7 @@ knows nothing of networks, threads or devices; the drivers in `groups/` carry it
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 
 from . import kernels
-from .collectives import Gather, Request, Sharded, reduce_traffic, show_traffic
+from .collectives import (
+    Gather,
+    Request,
+    Sharded,
+    gather_traffic,
+    reduce_traffic,
+    show_traffic,
+)
 from .council import Council
 from .desk import Call, Desk
 from .form import Form
@@ -126,12 +133,23 @@ class Exchange:
         """Bytes of a sum of values."""
         return self.dtype.itemsize
 
-    @property
-    def notice_bytes(self) -> int:
-        """Bytes of the message in which a leader names the coordinates; 0 if nobody leads."""
-        if not (self.scheme.selector.led and self.segments.pieces):
+    def notice(self, world: int) -> Segments:
+        """The pieces, with as many coordinates as one of `world` ranks may name at first."""
+        selector = self.scheme.selector
+        if selector.led or not selector.named:
+            return self.segments  # all of them, or none
+        if world not in self._notices:
+            counts = [selector.names(piece.count, world) for piece in self.segments.pieces]
+            pieces = zip(self.segments.pieces, counts, strict=True)
+            named = tuple(replace(piece, count=count, room=count) for piece, count in pieces)
+            self._notices[world] = replace(self.segments, pieces=named)
+        return self._notices[world]
+
+    def notice_bytes(self, world: int) -> int:
+        """Bytes of the message in which a rank names coordinates; 0 if none does."""
+        if not (self.scheme.selector.named and self.segments.pieces):
             return 0
-        return sealed_bytes(self.scheme.indices.nbytes(self.segments))
+        return sealed_bytes(self.scheme.indices.nbytes(self.notice(world)))
 
     def shards(self, world: int) -> Shards:
         """The gradient shared out among `world` owners."""
@@ -178,6 +196,10 @@ class Exchange:
         return {}
 
     @cached_property
+    def _notices(self) -> dict[int, Segments]:
+        return {}
+
+    @cached_property
     def _forms(self) -> dict[tuple[str, int], list[Form]]:
         return {}
 
@@ -195,16 +217,16 @@ class Exchange:
         payload = self.scheme.collective.traffic(self, world)
         return (world - 1) * (ahead + VERDICT_BYTES) + self.talk_traffic(world) + payload
 
-    @property
-    def talk_bytes(self) -> int:
-        """Bytes of what a rank says before the choice: numbers to add up, or a leader's message."""
-        return 4 * self.scheme.selector.summed(self.segments) + self.notice_bytes
+    def talk_bytes(self, world: int) -> int:
+        """Bytes of what a rank says before the choice: numbers to add up, or coordinates."""
+        return 4 * self.scheme.selector.summed(self.segments) + self.notice_bytes(world)
 
     def talk_traffic(self, world: int) -> int:
         """Bytes of it that are said before the choice."""
         count = self.scheme.selector.summed(self.segments)
         added = reduce_traffic(count, 4, 4, world) if count else 0
-        return added + show_traffic(self.notice_bytes, world)
+        carried = show_traffic if self.scheme.selector.led else gather_traffic
+        return added + carried(self.notice_bytes(world), world)
 
     def run(
         self,

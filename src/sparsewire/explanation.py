@@ -120,15 +120,18 @@ def explain(
         warmup=_warmup(chosen),
         push_bytes=exchange.push_bytes(workers) if full.collective.fields else 0,
         pull_bytes=exchange.pull_bytes(workers) if full.collective.fields else 0,
-        talk_bytes=exchange.talk_bytes,
-        talk=_talk(exchange),
+        talk_bytes=exchange.talk_bytes(workers),
+        talk=_talk(exchange, workers),
         advice=_advice(exchange, workers),
     )
 
 
-def _talk(exchange: Exchange) -> str:
+def _talk(exchange: Exchange, workers: int) -> str:
     """What the ranks say before they choose, if anything."""
-    if exchange.notice_bytes:
+    if exchange.notice_bytes(workers) and not exchange.scheme.selector.led:
+        named = exchange.notice(workers).room
+        return f"{named:,} indices of each rank, who all name some to all others first"
+    if exchange.notice_bytes(workers):
         return "the indices of one rank, a different one each step, who names them to all first"
     count = exchange.scheme.selector.summed(exchange.segments)
     return f"{count:,} norms of blocks, added up over all ranks first" if count else ""

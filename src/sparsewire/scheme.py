@@ -77,7 +77,7 @@ class Scheme(Part):
     def _needs_indices(self) -> bool:
         """Whether some rank must write the coordinates for others to know them."""
         selector = self.selector
-        return selector.led or not (selector.predictable or selector.agreed)
+        return selector.named or not (selector.predictable or selector.agreed)
 
     def _check_numbers(self) -> None:
         scope = self.scope
@@ -135,7 +135,7 @@ class Scheme(Part):
                 f"coordinates already, so owners have nothing left to choose; leave collective "
                 f"out, and values are added on the way"
             )
-        if self.indices.written and not selector.led:
+        if self.indices.written and not selector.named:
             raise SchemeError(
                 f"{self.indices!r} has nothing to write with {selector!r}: its ranks agree on the "
                 f"coordinates by other numbers; leave indices out"

@@ -90,9 +90,11 @@ def test_loads_of_an_all_gather_grow_and_of_an_all_reduce_stay() -> None:
     assert 2 + 99 < gather.on(100).hops <= 2 + 2 * 99  # too many to reach at once
     assert reduce.on(9).hops == 2 + 4
     block, leader = loads("TopBlock(0.01)"), loads("LeaderTopK(0.01)")
+    union = loads("UnionTopK(0.01)")
     assert block.on(9).hops == 2 + 4 + 4  # norms are added up first
     assert block.on(9).added > reduce.on(9).added
     assert leader.on(9).hops == 2 + 4 + 2 * 4  # a tree of nine
+    assert union.on(9).hops == 2 + 4 + 2  # one message from all to all, a bucket
     assert dense.on(9).hops == 2 * 8 * 2
 
 

@@ -163,3 +163,9 @@ def test_norms_with_a_flipped_bit(two: Cluster, leg: str) -> None:
 
 def test_a_leaders_message_with_a_flipped_bit(two: Cluster) -> None:
     _check(two, "LeaderTopK(0.05)", STEP % 2, "shown")
+
+
+def test_what_a_rank_names_with_a_flipped_bit(two: Cluster) -> None:
+    """Every bucket has two messages: of coordinates, and then of values."""
+    scheme = "Scheme(UnionTopK(0.05), collective=AllGather())"
+    _check(two, scheme, 0, "", arrival=2 * BUCKET)

@@ -21,6 +21,7 @@ SELECTORS = {
     "BlockRandomK(0.05, shared=True)": ("AllReduce()", "AllGather()"),
     "TopBlock(0.05, block=16)": ("AllReduce()", "AllGather()"),
     "LeaderTopK(0.05)": ("AllReduce()", "AllGather()"),
+    "UnionTopK(0.05)": ("AllReduce()", "AllGather()"),
     "Dense()": ("AllReduce()", "AllGather()"),
 }
 SCOPES = ("'layer'", "'global'", "500")

@@ -24,6 +24,7 @@ RESUMED = [
     "BlockRandomK(0.05)",
     "TopBlock(0.05, block=16)",
     "Scheme(LeaderTopK(0.05), memory=MomentumCorrection(0.9))",
+    "Scheme(UnionTopK(0.05), memory=MomentumCorrection(0.9))",
     "Scheme(TopK(0.05), scope='global', values=BFloat16())",
     "Scheme(RandomK(0.05), scope=300, values=Float16())",
     "Scheme(TopK(0.05), memory=MomentumCorrection(0.9, nesterov=True))",

@@ -35,6 +35,7 @@ EXAMPLES: dict[type, tuple[Any, ...]] = {
     sw.BlockRandomK: (sw.BlockRandomK(0.1), sw.BlockRandomK(0.1, shared=True)),
     sw.TopBlock: (sw.TopBlock(0.1, block=8), sw.TopBlock(count=20, block=3)),
     sw.LeaderTopK: (sw.LeaderTopK(0.1), sw.LeaderTopK(count=3)),
+    sw.UnionTopK: (sw.UnionTopK(0.1), sw.UnionTopK(count=2)),
     sw.OneBit: (sw.OneBit(), sw.OneBit("threshold"), sw.OneBit("column")),
     sw.KBit: (sw.KBit(3),),
     sw.QSGD: (sw.QSGD(), sw.QSGD(8, bucket=64)),

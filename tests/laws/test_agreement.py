@@ -55,7 +55,7 @@ SYMMETRIC = [
     scheme
     for scheme in SAMPLE
     if (scheme.selector.shared or not scheme.selector.predictable)
-    and not scheme.selector.led
+    and not scheme.selector.named
     and getattr(scheme.selector, "sample", 1000) >= 1000
     and not rolls_dice(scheme.values)
     # an owner writes sums, which a codec may round one way or the other

@@ -45,7 +45,7 @@ def test_every_selector_meets_every_index_codec_that_it_goes_with() -> None:
         for indices in examples("indices"):
             goes = indices.written or selector.predictable
             if selector.agreed:
-                goes = indices.written is selector.led
+                goes = indices.written is selector.named
             assert ((selector, indices) in met) is goes
 
 

@@ -70,8 +70,9 @@ def test_requests_are_as_large_as_announced(scheme: sw.Scheme, skips_unused: boo
     assert header.payload.numel() == HEADER_BYTES
     assert [flag.payload.numel() for flag in flags] == [len(SHAPES)] * skips_unused
     for said in talk:
-        if isinstance(said, Show):
-            assert said.payload.numel() == engine.notice_bytes
+        if scheme.selector.named:
+            assert isinstance(said, Show if scheme.selector.led else Gather)
+            assert said.payload.numel() == engine.notice_bytes(3)
         else:
             assert isinstance(said, Reduce)
             assert said.payload.dtype == torch.float32

@@ -40,6 +40,17 @@ def test_what_is_appended_is_found_again(tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) == 3
 
 
+def test_what_another_study_has_trained_counts_too(tmp_path: Path) -> None:
+    own, other = tmp_path / "own.jsonl", tmp_path / "other.jsonl"
+    Store(other).append(result(0, 0.5))
+    Store(other).append(result(1, 0.6))
+    store = Store(own, [other])
+    store.append(result(1, 0.7))
+    for seen in (store, Store(own, [other])):
+        assert [r["test_accuracy"] for r in seen.find_all(CELL)] == [0.5, 0.7]  # its own first
+    assert len(own.read_text().splitlines()) == 1
+
+
 def test_another_scheme_or_recipe_is_another_training(tmp_path: Path) -> None:
     store = Store(tmp_path / "results.jsonl")
     store.append(result(0, 0.5))

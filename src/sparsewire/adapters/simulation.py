@@ -134,7 +134,7 @@ class _Phase:
             scheme = replace(scheme, selector=_Drawn(scheme.selector, self._drawn))
         self._exchanges = [Exchange(scheme, cut) for cut in segments]
         self._group = SimulatedGroup(workers)
-        turns = math.lcm(TURNS, workers) if scheme.selector.led else TURNS
+        turns = math.lcm(TURNS, workers) if scheme.selector.named else TURNS
         self._turns = [Captured(self._meet, device) for _ in range(turns)]
 
     @property

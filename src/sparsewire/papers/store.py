@@ -44,11 +44,11 @@ def is_doubted(result: Result) -> bool:
 
 
 class Store:
-    """The results in one file, which need not exist yet."""
+    """The results in one file, which need not exist yet, and those that count as well in others."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, others: Sequence[Path] = ()) -> None:
         self.path = path
-        self._results = _read(path)
+        self._results = [result for each in (*others, path) for result in _read(each)]
 
     def find(self, cell: Cell, seed: int) -> Result | None:
         """The newest result of a cell with this seed."""

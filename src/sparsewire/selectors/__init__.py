@@ -8,7 +8,7 @@ parser, `sparsewire list`, docs and law tests follow from that.
 
 from __future__ import annotations
 
-from .agreed import LeaderTopK, TopBlock
+from .agreed import LeaderTopK, TopBlock, UnionTopK
 from .base import DEFAULT_RATIO, Draw, Selector, Sized, Table
 from .own import BlockRandomK, Dense, RandomK, Threshold, TopK
 
@@ -26,6 +26,7 @@ __all__ = [
     "Threshold",
     "TopBlock",
     "TopK",
+    "UnionTopK",
 ]
 
 ALL: tuple[type[Selector], ...] = (
@@ -35,5 +36,6 @@ ALL: tuple[type[Selector], ...] = (
     BlockRandomK,
     TopBlock,
     LeaderTopK,
+    UnionTopK,
     Dense,
 )

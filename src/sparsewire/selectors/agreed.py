@@ -144,6 +144,7 @@ class LeaderTopK(Sized):
     shared: ClassVar[bool] = True  # type: ignore[misc]
     predictable = False
     agreed = True
+    named = True
     led = True
 
     def room(self, length: int) -> int:
@@ -168,13 +169,84 @@ class LeaderTopK(Sized):
         draw: Draw,
         table: Table,
     ) -> Generator[Any, Any, Taken]:
-        if table.leads or not segments.pieces:
+        if table.turn == 0 or not segments.pieces:
             taken = self.withdraw(before, addend, after, segments, draw)
             if segments.pieces:
                 yield from table.name(taken.indices)
             return taken
         indices = yield from table.hear()
         return kernels.on(after.device).chosen(before, addend, after, segments, indices)
+
+    def contraction(self, length: int) -> float:
+        return self.entries(length) / length
+
+
+@dataclass(frozen=True, repr=False)
+class UnionTopK(Sized):
+    """The largest magnitudes of every rank, a share each: all ranks send what they have there.
+
+    Where k coordinates of a piece are sent, each of W ranks names its k/W largest magnitudes
+    (rounded down; where k < W, k ranks name one each, and take turns), and all ranks send their
+    values at all of these. No rank waits for its turn to lead, as with `LeaderTopK`, and only the
+    indices travel besides the values. What several ranks name is sent once, so there may be fewer
+    than k.
+
+    For one rank ‖x − C(x)‖² ≤ (1 − k/n)‖x‖², and for each of W, where k ≥ W, at least
+    ‖x − C(x)‖² ≤ (1 − ⌊k/W⌋/n)‖x‖².
+
+    >>> UnionTopK(0.01).entries(10_000), UnionTopK(0.01).names(100, world=8)
+    (100, 12)
+    """
+
+    shared: ClassVar[bool] = True  # type: ignore[misc]
+    predictable = False
+    agreed = True
+    named = True
+
+    def room(self, length: int) -> int:
+        return self.entries(length)
+
+    def names(self, count: int, world: int) -> int:
+        return max(1, count // world)
+
+    def withdraw(
+        self,
+        before: Tensor | None,
+        addend: Tensor,
+        after: Tensor,
+        segments: Segments,
+        draw: Draw,
+    ) -> Taken:
+        return kernels.on(after.device).top_k(before, addend, after, segments)
+
+    def choose(
+        self,
+        before: Tensor | None,
+        addend: Tensor,
+        after: Tensor,
+        segments: Segments,
+        draw: Draw,
+        table: Table,
+    ) -> Generator[Any, Any, Taken]:
+        if not segments.pieces:
+            return self.withdraw(before, addend, after, segments, draw)
+        kernel = kernels.on(after.device)
+        own = kernel.top_k(before, addend, after, table.notice).indices
+        named = yield from table.pool(self._in_turn(own, segments, table))
+        taken = kernel.chosen(before, addend, after, segments, named)
+        return replace(taken, count=(named < segments.size).sum())
+
+    @staticmethod
+    def _in_turn(indices: Tensor, segments: Segments, table: Table) -> Tensor:
+        """Without those of pieces that others name enough of at this step."""
+        if all(
+            (table.turn + 1) * named.count <= piece.count
+            for named, piece in zip(table.notice.pieces, segments.pieces, strict=True)
+        ):
+            return indices
+        said, sent = (each.table(indices.device) for each in (table.notice, segments))
+        is_enough = (table.turn + 1) * said.counts > sent.counts
+        return indices.masked_fill(is_enough[said.owner], segments.size).sort().values
 
     def contraction(self, length: int) -> float:
         return self.entries(length) / length

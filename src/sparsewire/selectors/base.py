@@ -40,17 +40,27 @@ class Table(Protocol):
     Its methods are generators that yield what they want communicated, as an exchange does.
     """
 
-    leads: bool
-    """Whether it is this rank's turn to name the coordinates."""
+    turn: int
+    """Which of the ranks this one is at this step: 0 for the leader, and every step another one's.
+    """
+    notice: Segments
+    """The pieces, with as many coordinates as this rank may name."""
 
     def add_up(self, numbers: Tensor) -> Generator[Any, Any, Tensor]:
         """The sum of all ranks' numbers, in rank order: the same bits everywhere."""
 
     def name(self, indices: Tensor) -> Generator[Any, Any, None]:
-        """As leader: tell all others these coordinates, `room` of every piece, ascending."""
+        """As leader: tell all others these coordinates, which fill the slots of the notice."""
 
     def hear(self) -> Generator[Any, Any, Tensor]:
         """The coordinates that the leader names; safe ones if they arrive damaged."""
+
+    def pool(self, indices: Tensor) -> Generator[Any, Any, Tensor]:
+        """Name these coordinates, which fill the slots of the notice, as all others name theirs.
+
+        The answer is what anybody named, ascending, each once, then "nowhere": as many as a message
+        has slots. What arrives damaged is left out.
+        """
 
 
 class Selector(Part, ABC):
@@ -59,13 +69,15 @@ class Selector(Part, ABC):
     `shared`: all ranks choose the same ones, so that messages can be added up.
     `predictable`: any rank can compute any rank's choice, so that indices need not be sent.
     `agreed`: ranks talk before they choose, and then all know the choice.
-    `led`: what they talk about are the coordinates of one of them, written by the index codec.
+    `named`: what they talk about are coordinates, written by the index codec.
+    `led`: those of one of them, which takes turns.
     `clustered`: coordinates lie side by side.
     """
 
     shared: bool
     predictable: ClassVar[bool]
     agreed: ClassVar[bool] = False
+    named: ClassVar[bool] = False
     led: ClassVar[bool] = False
     clustered: ClassVar[bool] = False
 
@@ -105,6 +117,11 @@ class Selector(Part, ABC):
     def summed(self, segments: Segments) -> int:
         """How many numbers all ranks add up before they choose."""
         return 0
+
+    def names(self, count: int, world: int) -> int:
+        """How many coordinates each of `world` ranks may name, where `count` of a piece are sent:
+        all that a leader alone names."""
+        return count
 
     def coordinates(self, segments: Segments, draw: Draw, device: torch.device) -> Tensor:
         """The indices that rank `draw.rank` sends; predictable selectors only."""

@@ -89,11 +89,14 @@ def _hops(exchange: Exchange, hosts: int) -> int:
 
 
 def _talk_hops(exchange: Exchange, hosts: int) -> int:
-    """What of it comes before the choice: norms are added up, a leader's message goes down a
-    tree."""
+    """What of it comes before the choice: norms are added up, what all ranks name is gathered, and
+    a leader's message goes down a tree."""
     norms = exchange.scheme.selector.summed(exchange.segments)
     hops = _sum_hops(norms, 4, hosts) if norms else 0
-    return hops + ((hosts - 1).bit_length() if exchange.notice_bytes else 0)
+    notice = exchange.notice_bytes(hosts)
+    if notice and not exchange.scheme.selector.led:
+        return hops + gather_hops(notice, hosts)
+    return hops + ((hosts - 1).bit_length() if notice else 0)
 
 
 def _sum_hops(count: int, width: int, hosts: int) -> int:
