@@ -9,13 +9,14 @@ from sparsewire.papers import clock
 from sparsewire.papers.clock import FIRST, MANY, Clock
 
 
-def test_shares_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("warmup", [0, 25])
+def test_shares_add_up(monkeypatch: pytest.MonkeyPatch, warmup: int) -> None:
     now = [0.0]
     monkeypatch.setattr(clock.time, "perf_counter", lambda: now[0])
-    watch = Clock(torch.device("cpu"))
-    for step in range(FIRST + MANY + 10):
+    watch, first = Clock(torch.device("cpu"), warmup), warmup + FIRST
+    for step in range(first + MANY + 10):
         watch.begin(step)
-        is_alike = FIRST <= step < FIRST + MANY
+        is_alike = first <= step < first + MANY
         for seconds in (3.0, 1.0) if is_alike else (0.0, 50.0):
             now[0] += seconds
             watch.mark()

@@ -13,16 +13,20 @@ MANY = 64  # steps timed
 
 
 class Clock:
-    """Times some steps, each from mark to mark; on a GPU by the GPU's own clock."""
+    """Times some steps, each from mark to mark; on a GPU by the GPU's own clock.
 
-    def __init__(self, device: torch.device) -> None:
-        self._is_cuda = device.type == "cuda"
+    Arguments:
+        warmup: steps at the beginning that are of another kind.
+    """
+
+    def __init__(self, device: torch.device, warmup: int = 0) -> None:
+        self._is_cuda, self._first = device.type == "cuda", warmup + FIRST
         self._steps: list[list[float | torch.cuda.Event]] = []
         self._is_on = False
 
     def begin(self, step: int) -> None:
         """A step begins, counted from 0; marks count only in those that are timed."""
-        self._is_on = FIRST <= step < FIRST + MANY
+        self._is_on = self._first <= step < self._first + MANY
         if self._is_on:
             self._steps.append([])
             self.mark()

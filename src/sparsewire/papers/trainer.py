@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from ..adapters.capture import Captured, new_stream
 from ..adapters.simulation import Simulation
 from ..report import dense_traffic
-from ..scheme import AnyScheme
+from ..scheme import AnyScheme, Warmup
 from . import together
 from .clock import Clock
 from .problems import Classes, Problem
@@ -109,7 +109,7 @@ class Trainer:
         self._worker_losses = torch.zeros(recipe.workers, device=device)
         self._losses = torch.zeros(self._per_epoch, device=device)
         self._stream = new_stream(device) if device.type == "cuda" else None
-        self._clock = Clock(device)
+        self._clock = Clock(device, scheme.steps if isinstance(scheme, Warmup) else 0)
         self._passes = Captured(self._go_back_and_forth, device)
         is_apart = device.type == "cuda" and self._crew is None
         streams = min(STREAMS, recipe.workers) if is_apart else 0

@@ -128,24 +128,13 @@ class TopBlock(Sized):
 
 
 @dataclass(frozen=True, repr=False)
-class LeaderTopK(Sized):
-    """The largest magnitudes of one rank, which takes turns: all ranks send what they have there.
-
-    At step t rank t mod W leads. It names its largest magnitudes, as `TopK` chooses them, and only
-    its indices travel besides the values. Good where ranks' memories are alike, as they are with
-    large batches.
-
-    For one rank ‖x − C(x)‖² ≤ (1 − k/n)‖x‖², and for the leader of many. For the others a step
-    promises no more than ‖x − C(x)‖² ≤ ‖x‖².
-
-    Reference: Chen et al. 2020, ScaleCom.
-    """
+class _Named(Sized):
+    """What those share whose ranks name their largest magnitudes: a rank alone does as `TopK`."""
 
     shared: ClassVar[bool] = True  # type: ignore[misc]
     predictable = False
     agreed = True
     named = True
-    led = True
 
     def room(self, length: int) -> int:
         return self.entries(length)
@@ -159,6 +148,26 @@ class LeaderTopK(Sized):
         draw: Draw,
     ) -> Taken:
         return kernels.on(after.device).top_k(before, addend, after, segments)
+
+    def contraction(self, length: int) -> float:
+        return self.entries(length) / length
+
+
+@dataclass(frozen=True, repr=False)
+class LeaderTopK(_Named):
+    """The largest magnitudes of one rank, which takes turns: all ranks send what they have there.
+
+    At step t rank t mod W leads. It names its largest magnitudes, as `TopK` chooses them, and only
+    its indices travel besides the values. Good where ranks' memories are alike, as they are with
+    large batches.
+
+    For one rank ‖x − C(x)‖² ≤ (1 − k/n)‖x‖², and for the leader of many. For the others a step
+    promises no more than ‖x − C(x)‖² ≤ ‖x‖².
+
+    Reference: Chen et al. 2020, ScaleCom.
+    """
+
+    led = True
 
     def choose(
         self,
@@ -177,12 +186,9 @@ class LeaderTopK(Sized):
         indices = yield from table.hear()
         return kernels.on(after.device).chosen(before, addend, after, segments, indices)
 
-    def contraction(self, length: int) -> float:
-        return self.entries(length) / length
-
 
 @dataclass(frozen=True, repr=False)
-class UnionTopK(Sized):
+class UnionTopK(_Named):
     """The largest magnitudes of every rank, a share each: all ranks send what they have there.
 
     Where k coordinates of a piece are sent, each of W ranks names its k/W largest magnitudes
@@ -198,26 +204,8 @@ class UnionTopK(Sized):
     (100, 12)
     """
 
-    shared: ClassVar[bool] = True  # type: ignore[misc]
-    predictable = False
-    agreed = True
-    named = True
-
-    def room(self, length: int) -> int:
-        return self.entries(length)
-
     def names(self, count: int, world: int) -> int:
         return max(1, count // world)
-
-    def withdraw(
-        self,
-        before: Tensor | None,
-        addend: Tensor,
-        after: Tensor,
-        segments: Segments,
-        draw: Draw,
-    ) -> Taken:
-        return kernels.on(after.device).top_k(before, addend, after, segments)
 
     def choose(
         self,
@@ -247,6 +235,3 @@ class UnionTopK(Sized):
         said, sent = (each.table(indices.device) for each in (table.notice, segments))
         is_enough = (table.turn + 1) * said.counts > sent.counts
         return indices.masked_fill(is_enough[said.owner], segments.size).sort().values
-
-    def contraction(self, length: int) -> float:
-        return self.entries(length) / length
