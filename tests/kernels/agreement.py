@@ -444,10 +444,13 @@ def check_set_flags(kernels: Kernels, device: torch.device, size: int) -> None:
         for share in (0.0, 0.1, 0.5, 1.0):
             flags = torch.rand(count, generator=generator) < share
             beyond = torch.tensor([-(-count // 8) * 8, count + 100, 2**40])
-            positions = torch.cat([flags.nonzero().squeeze(1), beyond])
+            places = flags.nonzero().squeeze(1)
+            mixed = torch.cat([places, beyond, places.flip(0), places[::3]])  # some repeatedly
+            plain = torch.cat([places, beyond])
+            assert torch.equal(reference.set_flags(mixed, count), reference.set_flags(plain, count))
             same(
-                reference.set_flags(positions, count),
-                kernels.set_flags(positions.to(device), count),
+                reference.set_flags(plain, count),
+                kernels.set_flags(mixed.to(device), count),
                 f"{count} flags, {share} of them set",
             )
 

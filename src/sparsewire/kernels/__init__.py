@@ -142,7 +142,8 @@ class Kernels(Protocol):
         """The `count` integers again, as int64."""
 
     def set_flags(self, positions: Tensor, count: int) -> Tensor:
-        """`count` flags as bytes, those at `positions` set; positions beyond are left out."""
+        """`count` flags as bytes, those at `positions` set, in any order and however often each is
+        there; positions beyond are left out."""
 
     def find_flags(self, data: Tensor, count: int) -> Tensor:
         """Ascending positions of the first `count` flags that are set.

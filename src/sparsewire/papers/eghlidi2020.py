@@ -239,6 +239,7 @@ def remarks(found: Mapping[Place, Sequence[float]]) -> list[str]:
             means,
             [((gather, c), (reduce, c)) for c in headings if not c.endswith("W=1")],
         ),
+        _growth("block-random-k: what all-reduce loses grows with the workers", means),
     ]
     for row in rows:
         gaps = [
@@ -265,6 +266,23 @@ def _ordering(
     failing = [one[1] for one, other in known if means[one] < means[other]]
     text = f"{claim}: holds in {len(known) - len(failing)} of {len(known)} pairs"
     return f"{text} (not for {'; '.join(dict.fromkeys(failing))})" if failing else text
+
+
+def _growth(claim: str, means: Mapping[Place, float]) -> str:
+    """By how much all-gather is better for blocks, from few workers to many."""
+    said = []
+    for scope in SCOPES:
+        gaps = [
+            means["Block-random-k, allGather", column(scope, w)]
+            - means["Block-random-k, allReduce", column(scope, w)]
+            for w in WORKERS[1:]
+            if {(f"Block-random-k, {way}", column(scope, w)) for way in ("allGather", "allReduce")}
+            <= set(means)
+        ]
+        if len(gaps) > 1:
+            verdict = "holds" if gaps == sorted(gaps) else "does not hold"
+            said.append(f"{scope} {verdict} ({', '.join(f'{gap:.2f}' for gap in gaps)} points)")
+    return f"{claim}: {'; '.join(said) or 'not tested yet'}"
 
 
 def _best(found: Mapping[Place, Sequence[float]]) -> list[str]:
