@@ -1,4 +1,4 @@
-"""From command-line words to one of the dataclasses in `options.py`, by way of tyro.
+"""From command-line words to one of the dataclasses in `options`, by way of tyro.
 
 tyro draws its complaints as boxes; here they become one sentence and exit code 2, like every
 other mistake that the command line reports.

@@ -1,0 +1,10 @@
+"""What several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from tyro.conf import arg
+
+PLACES = "(default: $SPARSEWIRE_DATA/mnist or ./data/mnist)"
+SchemeText = Annotated[str, arg(metavar="SCHEME")]
