@@ -166,6 +166,7 @@ def test_all_ranks_name_some_or_take_turns(world: int) -> None:
         assert int(crew.meters[0].selected) == (step + 1) * 2
     mean = crew.exchange([torch.arange(10.0)] * world)[0]  # all ranks name the same one
     assert mean.nonzero().view(-1).tolist() == ([8, 9] if world == 1 else [9])
+    assert int(crew.meters[0].selected) == 4 * world + (2 if world == 1 else 1)
 
 
 @pytest.mark.parametrize("world", [2, 4, 7])
@@ -181,7 +182,7 @@ def test_every_rank_keeps_no_more_than_its_own_share_promises(world: int) -> Non
 
 
 @pytest.mark.parametrize("world", [2, 4, 7])
-def test_all_ranks_together_together_lose_no_more_than_blocks_promise(world: int) -> None:
+def test_all_ranks_together_lose_no_more_than_blocks_promise(world: int) -> None:
     selector = sw.TopBlock(0.1, block=8)
     scheme = sw.Scheme(selector, whole=None)
     crew = Crew(scheme, world, {"x": (333,)})
@@ -305,6 +306,19 @@ def test_another_exchanges_message_does_not_pass_for_this_ones(scheme: str) -> N
 
     _, errors = run_with(scheme, during_talk(partial(changed, change=harm), 0))
     assert all(isinstance(error, sw.DamageError) for error in errors)
+
+
+def test_whoever_names_too_much_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a rank that speaks out of its turn: the last coordinates are left out, by all."""
+    scheme = sw.Scheme(sw.UnionTopK(count=2), whole=None)
+    crew = Crew(scheme, 5, {"x": (10,), "y": (11,)})
+    monkeypatch.setattr(sw.UnionTopK, "_in_turn", staticmethod(lambda indices, *_: indices))
+    gradients = [torch.zeros(21) for _ in range(5)]
+    for rank, gradient in enumerate(gradients):
+        gradient[[rank, 10 + rank]] = 1.0
+    means = crew.exchange(gradients)
+    assert all(torch.equal(mean, means[0]) for mean in means)
+    assert means[0].nonzero().view(-1).tolist() == [0, 1, 2]  # and one too many to be told
 
 
 def sealed_talk(scheme: str, step: int) -> Any:

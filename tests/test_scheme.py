@@ -42,6 +42,7 @@ class NotLinear(Float32):
         ("LeaderTopK(0.01)", sw.EliasFano(), sw.AllReduce()),
         ("LeaderTopK(0.5)", sw.Bitmap(), sw.AllReduce()),
         ("UnionTopK(0.01)", sw.EliasFano(), sw.AllReduce()),
+        ("UnionTopK(0.5)", sw.EliasFano(), sw.AllReduce()),
         ("Scheme(UnionTopK(0.01), values=TwoBit())", sw.EliasFano(), sw.AllGather()),
         ("Scheme(LeaderTopK(0.01), values=TwoBit())", sw.EliasFano(), sw.AllGather()),
         ("Scheme(LeaderTopK(0.01), indices=Int32())", sw.Int32(), sw.AllReduce()),

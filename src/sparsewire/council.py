@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,7 @@ from .collectives import Gather, Reduce, Request, Show, Total
 from .desk import Call
 from .indices import Bitmap
 from .message import FINE, REASONS, first_damage, seal
+from .segments import Segments
 
 if TYPE_CHECKING:
     from .engine import Exchange
@@ -37,9 +39,13 @@ class Council:
         call = self.call
         self._leader = call.step % call.world
         self.turn = (call.rank - call.step) % call.world
-        self.notice = self.exchange.notice(call.world)
         self._context = replace(self.exchange.context(self.call), is_ahead=True)
         self.damage = torch.full((), FINE, device=self.device)
+
+    @cached_property
+    def notice(self) -> Segments:
+        """The pieces, with as many coordinates as this rank may name."""
+        return self.exchange.notice(self.call.world)
 
     def add_up(self, numbers: Tensor) -> Generator[Request, Any, Tensor]:
         total: Total = yield Reduce(numbers, numbers.dtype, self._context)
@@ -60,9 +66,10 @@ class Council:
         named, are_fine = self._read(messages, 0)
         segments = self.exchange.segments
         sound = torch.where(are_fine[:, None], named, segments.size)
-        # flags forget who named a coordinate, how often, and in which order
+        # flags forget who named a coordinate, how often, and in which order; if there are more than
+        # slots, because somebody named too many, the last ones are left out
         flags = Bitmap().encode(sound.flatten(), segments)
-        return Bitmap().decode(flags, segments)
+        return Bitmap().decode(flags, segments).clamp(max=segments.size)
 
     def _written(self, indices: Tensor) -> Tensor:
         """This rank's message."""

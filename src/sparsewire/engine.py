@@ -134,12 +134,13 @@ class Exchange:
         return self.dtype.itemsize
 
     def notice(self, world: int) -> Segments:
-        """The pieces, with as many coordinates as one of `world` ranks may name at first."""
-        selector = self.scheme.selector
-        if selector.led or not selector.named:
-            return self.segments  # all of them, or none
+        """The pieces, with as many coordinates as one of `world` ranks may name before the choice.
+
+        Only where coordinates are named.
+        """
         if world not in self._notices:
-            counts = [selector.names(piece.count, world) for piece in self.segments.pieces]
+            names = self.scheme.selector.names
+            counts = [names(piece.count, world) for piece in self.segments.pieces]
             pieces = zip(self.segments.pieces, counts, strict=True)
             named = tuple(replace(piece, count=count, room=count) for piece, count in pieces)
             self._notices[world] = replace(self.segments, pieces=named)

@@ -130,7 +130,7 @@ def _talk(exchange: Exchange, workers: int) -> str:
     """What the ranks say before they choose, if anything."""
     if exchange.notice_bytes(workers) and not exchange.scheme.selector.led:
         named = exchange.notice(workers).room
-        return f"{named:,} indices of each rank, who all name some to all others first"
+        return f"up to {named:,} indices of each rank, which it names to all others first"
     if exchange.notice_bytes(workers):
         return "the indices of one rank, a different one each step, who names them to all first"
     count = exchange.scheme.selector.summed(exchange.segments)

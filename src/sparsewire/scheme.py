@@ -274,7 +274,8 @@ def as_scheme(given: object) -> AnyScheme:
 def _smallest(selector: Selector) -> IndexCodec:
     """The index codec with the fewest bits per coordinate at the selector's density."""
     ratio = getattr(selector, "ratio", None)
-    if ratio is None:
+    shares = selector.named and not selector.led  # then a rank names few, whatever the ratio is
+    if ratio is None or shares:
         return EliasFano()
     low = math.floor(-math.log2(ratio))  # not of 1/ratio, which may be beyond all bounds
     # bits per coordinate of the gradient: 1, or ratio·(low + 1) + 1/2^low

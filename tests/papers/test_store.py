@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from sparsewire.papers import aji2017
+from sparsewire.papers import store as store_module
 from sparsewire.papers.recipe import Cell, Recipe
-from sparsewire.papers.store import SCHEMA, Store, StoreError, usual_path
+from sparsewire.papers.store import SCHEMA, Store, StoreError, usual_path, usual_store
 
 RECIPE = Recipe("mnist", 2, 8, 1, "sgd", 0.1, hidden=(8,), drops=(1, 2))
 CELL = Cell("a/b", "Scheme(TopK(0.01))", RECIPE, (("row", "column"),))
@@ -49,6 +50,15 @@ def test_what_another_study_has_trained_counts_too(tmp_path: Path) -> None:
     for seen in (store, Store(own, [other])):
         assert [r["test_accuracy"] for r in seen.find_all(CELL)] == [0.5, 0.7]  # its own first
     assert len(own.read_text().splitlines()) == 1
+
+
+def test_studies_of_one_paper_share_what_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "usual_path", lambda _, study: tmp_path / f"{study}.jsonl")
+    usual_store("paper", "one").append(result(0, 0.5))
+    assert usual_store("paper", "other").is_done(CELL, 0)
+    assert Store(tmp_path / "other.jsonl").find(CELL, 0) is None
 
 
 def test_another_scheme_or_recipe_is_another_training(tmp_path: Path) -> None:

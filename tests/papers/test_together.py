@@ -46,6 +46,43 @@ def apart(net: nn.Module, images: Tensor, labels: Tensor) -> list[list[Tensor]]:
     return found
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_batch_norm_keeps_workers_apart(dtype: torch.dtype) -> None:
+    """As torch does it for one worker at a time, in float64."""
+    generator = torch.Generator().manual_seed(2)
+    rows, slopes = (
+        torch.randn(WORKERS * BATCH, 6, 5, 5, generator=generator).to(
+            dtype, memory_format=torch.channels_last
+        )
+        for _ in range(2)
+    )
+    norm = nn.BatchNorm2d(6)
+    with torch.no_grad():
+        norm.weight.uniform_(0.5, 1.5, generator=generator)
+        norm.bias.uniform_(-1, 1, generator=generator)
+    exact = copy.deepcopy(norm).double()
+    found, moments = layers.forward(rows, norm, WORKERS)
+    gains, shifts = torch.empty(WORKERS, 6), torch.empty(WORKERS, 6)
+    back = layers.backward(slopes, rows, norm.weight, moments, gains, shifts)
+    assert found.dtype == back.dtype == dtype
+    close = (
+        {"rtol": 0.02, "atol": 0.02} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+    )
+    for worker in range(WORKERS):
+        mine = slice(worker * BATCH, (worker + 1) * BATCH)
+        alone = exact if worker == 0 else copy.deepcopy(exact)
+        given = rows[mine].double().requires_grad_()
+        expected = alone(given)
+        alike = torch.autograd.grad(
+            expected, [given, alone.weight, alone.bias], slopes[mine].double()
+        )
+        ours = (found[mine], back[mine], gains[worker], shifts[worker])
+        for one, other in zip(ours, (expected, *alike), strict=True):
+            torch.testing.assert_close(one.double(), other, **close)
+    for name in ("running_mean", "running_var"):
+        torch.testing.assert_close(getattr(norm, name).double(), getattr(exact, name), **close)
+
+
 def test_the_gradients_and_statistics_of_workers_alone() -> None:
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(WORKERS * BATCH, 2, 6, 6, generator=generator)

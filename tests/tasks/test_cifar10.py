@@ -178,6 +178,15 @@ def test_an_epoch_follows_from_seed_and_number() -> None:
     assert 900 < int(flip.sum()) < 1100
 
 
+def test_models_are_as_large_as_they_say() -> None:
+    images = torch.zeros(2, 3, 32, 32)
+    for is_small, tensors, numbers in ((False, 62, 11_173_962), (True, 38, 308_826)):
+        model = cifar10.build(0, is_small)
+        sizes = [parameter.numel() for parameter in model.parameters()]
+        assert (len(sizes), sum(sizes)) == (tensors, numbers)
+        assert model(images).shape == (2, 10)
+
+
 def test_model_follows_from_its_seed() -> None:
     before = torch.get_rng_state()
     weights = [next(cifar10.build(seed).parameters()) for seed in (0, 0, 1)]

@@ -12,7 +12,7 @@ from functools import partial
 from statistics import fmean
 
 from .recipe import Cell, Place, Recipe, Study
-from .store import Store, StoreError, is_doubted, usual_path
+from .store import Store, StoreError, is_doubted, usual_store
 
 STANDARD = "Standard SGD"
 SCHEMES = {
@@ -95,8 +95,7 @@ def laptop() -> list[Cell]:
 
 def tuned() -> list[Cell]:
     """The short recipe with the best rate of `eghlidi2020-rates` for every scheme."""
-    store = Store(usual_path("eghlidi2020", "eghlidi2020-rates"))
-    best = best_rates(store)
+    best = best_rates(usual_store("eghlidi2020", "eghlidi2020-rates"))
     return [_cell(*spot, recipe_of(spot[2], 30, best[spot[:2]])) for spot in _spots(WORKERS)]
 
 

@@ -22,11 +22,12 @@ def forward(rows: Tensor, layer: nn.BatchNorm2d, workers: int) -> tuple[Tensor, 
         from . import layers_cuda
 
         return layers_cuda.forward(rows, layer, workers)
+    assert layer.momentum is not None
     results, moments = [], []
     for worker, mine in enumerate(rows.chunk(workers)):
         running = (layer.running_mean, layer.running_var) if worker == 0 else (None, None)
         result, *found = torch.native_batch_norm(
-            mine, layer.weight, layer.bias, *running, True, layer.momentum or 0.0, layer.eps
+            mine, layer.weight, layer.bias, *running, True, layer.momentum, layer.eps
         )
         results.append(result)
         moments.append(torch.stack(found))

@@ -27,7 +27,7 @@ from . import picture, table
 from .catalogue import STUDIES
 from .problems import Problem, Shelf
 from .recipe import Cell, Study
-from .store import SCHEMA, Store, StoreError, usual_path
+from .store import SCHEMA, Store, StoreError, usual_store
 from .trainer import Look, Outcome, Steps, Trainer, free
 
 
@@ -75,7 +75,7 @@ def run(request: Request) -> None:
             f"{study.name} has no recipe {recipe!r}: there are {', '.join(study.recipes)}"
         )
     device = _device(request.device)
-    store = Store(request.store) if request.store else _usual_store(study)
+    store = Store(request.store) if request.store else usual_store(study.paper, study.name)
     cells = list(study.recipes[recipe]())
     seeds = study.seeds[recipe] if request.seeds is None else request.seeds
     meant = _meant(cells, request.only)
@@ -95,7 +95,7 @@ def overview() -> str:
     """Every study with its claim and how much of it is done."""
     lines = []
     for study in STUDIES.values():
-        store = _usual_store(study)
+        store = usual_store(study.paper, study.name)
         lines += [f"{study.name}: {study.claim}", f"  in {store.path}"]
         for name, cells in study.recipes.items():
             try:
@@ -304,13 +304,6 @@ def _seeded(text: str, seed: int) -> Scheme | Warmup:
     if isinstance(scheme, Warmup):
         return replace(scheme, scheme=replace(scheme.scheme, seed=seed))
     return replace(scheme, seed=seed)
-
-
-def _usual_store(study: Study) -> Store:
-    """A study's own file; what another study of the same paper has trained already counts too."""
-    own = usual_path(study.paper, study.name)
-    kin = [usual_path(other.paper, other.name) for other in STUDIES.values()]
-    return Store(own, [path for path in kin if path.parent == own.parent and path != own])
 
 
 def _named(name: str) -> Study:

@@ -35,6 +35,12 @@ def usual_path(paper: str, study: str) -> Path:
     return Path("runs") / "papers" / f"{study}.jsonl"
 
 
+def usual_store(paper: str, study: str) -> Store:
+    """A study's own file; what lies beside it counts too: other studies of the same paper."""
+    own = usual_path(paper, study)
+    return Store(own, [path for path in sorted(own.parent.glob("*.jsonl")) if path != own])
+
+
 def is_doubted(result: Result) -> bool:
     """Whether a message came out wrong though all numbers were finite: there was a bug somewhere.
 
@@ -51,7 +57,7 @@ class Store:
         self._results = [result for each in (*others, path) for result in _read(each)]
 
     def find(self, cell: Cell, seed: int) -> Result | None:
-        """The newest result of a cell with this seed."""
+        """The newest result of a cell with this seed: in this file, or else in another."""
         recipe = cell.recipe.to_dict()
         for result in reversed(self._results):
             if (result["scheme"], result["recipe"], result["seed"]) == (cell.scheme, recipe, seed):

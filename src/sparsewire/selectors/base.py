@@ -119,8 +119,8 @@ class Selector(Part, ABC):
         return 0
 
     def names(self, count: int, world: int) -> int:
-        """How many coordinates each of `world` ranks may name, where `count` of a piece are sent:
-        all that a leader alone names."""
+        """How many coordinates one of `world` ranks may name, where `count` of a piece are sent; a
+        leader names all."""
         return count
 
     def coordinates(self, segments: Segments, draw: Draw, device: torch.device) -> Tensor:
