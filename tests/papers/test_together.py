@@ -65,9 +65,7 @@ def test_batch_norm_keeps_workers_apart(dtype: torch.dtype) -> None:
     gains, shifts = torch.empty(WORKERS, 6), torch.empty(WORKERS, 6)
     back = layers.backward(slopes, rows, norm.weight, moments, gains, shifts)
     assert found.dtype == back.dtype == dtype
-    close = (
-        {"rtol": 0.02, "atol": 0.02} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
-    )
+    bound = 0.02 if dtype == torch.bfloat16 else 1e-5
     for worker in range(WORKERS):
         mine = slice(worker * BATCH, (worker + 1) * BATCH)
         alone = exact if worker == 0 else copy.deepcopy(exact)
@@ -78,9 +76,11 @@ def test_batch_norm_keeps_workers_apart(dtype: torch.dtype) -> None:
         )
         ours = (found[mine], back[mine], gains[worker], shifts[worker])
         for one, other in zip(ours, (expected, *alike), strict=True):
-            torch.testing.assert_close(one.double(), other, **close)
+            torch.testing.assert_close(one.double(), other, rtol=bound, atol=bound)
     for name in ("running_mean", "running_var"):
-        torch.testing.assert_close(getattr(norm, name).double(), getattr(exact, name), **close)
+        torch.testing.assert_close(
+            getattr(norm, name).double(), getattr(exact, name), rtol=bound, atol=bound
+        )
 
 
 def test_the_gradients_and_statistics_of_workers_alone() -> None:

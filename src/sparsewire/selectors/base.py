@@ -41,10 +41,11 @@ class Table(Protocol):
     """
 
     turn: int
-    """Which of the ranks this one is at this step: 0 for the leader, and every step another one's.
-    """
-    notice: Segments
-    """The pieces, with as many coordinates as this rank may name."""
+    """This rank's place in the order of this step: 0 for the leader, who is another at the next."""
+
+    @property
+    def notice(self) -> Segments:
+        """The pieces, with as many coordinates as this rank may name."""
 
     def add_up(self, numbers: Tensor) -> Generator[Any, Any, Tensor]:
         """The sum of all ranks' numbers, in rank order: the same bits everywhere."""
