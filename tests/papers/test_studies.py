@@ -102,6 +102,24 @@ def test_the_papers_own_numbers_reproduce_it() -> None:
     assert "layer does not hold (0.60, 2.32, 0.10 points)" in eghlidi2020.remarks(worse)[4]
 
 
+def test_placement_is_judged_row_by_row() -> None:
+    (study,) = (study for study in eghlidi2020.ALL if study.name == "eghlidi2020-divergence")
+    cells = study.recipes["laptop"]()
+    headings = dict.fromkeys(heading for cell in cells for _, heading in cell.places)
+    rows = {"Top-k": (60.0, 57.0, 64.5), "Random-k": (53.0, 10.0, 52.0)}
+    found = {
+        (row, heading): [number]
+        for row, numbers in rows.items()
+        for heading, number in zip(headings, numbers, strict=True)
+    }
+    assert study.remarks(found) == [
+        "Top-k, 1-D tensors sparsified too: -3.00 points",
+        "Top-k, momentum before the exchange: +4.50 points",
+        "Random-k, 1-D tensors sparsified too: learns nothing",
+        "Random-k, momentum before the exchange: -1.00 points",
+    ]
+
+
 def test_what_is_not_there_is_not_judged() -> None:
     said = eghlidi2020.remarks({("Top-k", "layer, W=1"): [90.0]})
     assert all(sentence.endswith("not tested yet") for sentence in said)
