@@ -36,16 +36,16 @@ class Council:
     device: torch.device
 
     def __post_init__(self) -> None:
-        call = self.call
-        self._leader = call.step % call.world
-        self.turn = (call.rank - call.step) % call.world
+        call, self.world = self.call, self.call.world
+        self._leader = call.step % self.world
+        self.turn = (call.rank - call.step) % self.world
         self._context = replace(self.exchange.context(self.call), is_ahead=True)
         self.damage = torch.full((), FINE, device=self.device)
 
     @cached_property
     def notice(self) -> Segments:
         """The pieces, with as many coordinates as this rank may name."""
-        return self.exchange.notice(self.call.world)
+        return self.exchange.notice(self.world)
 
     def add_up(self, numbers: Tensor) -> Generator[Request, Any, Tensor]:
         total: Total = yield Reduce(numbers, numbers.dtype, self._context)
@@ -80,7 +80,7 @@ class Council:
 
     def _blank(self) -> Tensor:
         """Room for a message."""
-        nbytes = self.exchange.notice_bytes(self.call.world)
+        nbytes = self.exchange.notice_bytes(self.world)
         return torch.zeros(nbytes, dtype=torch.uint8, device=self.device)
 
     def _read(self, messages: Sequence[Tensor], first: int) -> tuple[Tensor, Tensor]:
@@ -95,7 +95,7 @@ class Council:
             [(indices, nothing) for indices in named],
             self._context.common,
             first,
-            self.exchange.notice_bytes(self.call.world),
+            self.exchange.notice_bytes(self.world),
             self.notice.size,
         )
         damage = first_damage(found)

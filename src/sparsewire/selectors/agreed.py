@@ -191,21 +191,21 @@ class LeaderTopK(_Named):
 class UnionTopK(_Named):
     """The largest magnitudes of every rank, a share each: all ranks send what they have there.
 
-    Where k coordinates of a piece are sent, each of W ranks names its k/W largest magnitudes
-    (rounded down; where k < W, k ranks name one each, and take turns), and all ranks send their
-    values at all of these. No rank waits for its turn to lead, as with `LeaderTopK`, and only the
-    indices travel besides the values. What several ranks name is sent once, so there may be fewer
-    than k.
+    Where k coordinates of a piece are sent, each of W ranks names its k/W largest magnitudes; what
+    that leaves over, k mod W, is named by as many of the ranks, who take turns. All ranks send
+    their values at all of these. No rank waits for its turn to lead, as with `LeaderTopK`, and only
+    the indices travel besides the values. What several ranks name is sent once, so there may be
+    fewer than k.
 
     For one rank ‖x − C(x)‖² ≤ (1 − k/n)‖x‖², and for each of W, where k ≥ W, at least
     ‖x − C(x)‖² ≤ (1 − ⌊k/W⌋/n)‖x‖².
 
     >>> UnionTopK(0.01).entries(10_000), UnionTopK(0.01).names(100, world=8)
-    (100, 12)
+    (100, 13)
     """
 
     def names(self, count: int, world: int) -> int:
-        return max(1, count // world)
+        return -(-count // world)
 
     def choose(
         self,
@@ -219,19 +219,24 @@ class UnionTopK(_Named):
         if not segments.pieces:
             return self.withdraw(before, addend, after, segments, draw)
         kernel = kernels.on(after.device)
-        own = kernel.top_k(before, addend, after, table.notice).indices
+        own = kernel.top_k(before, addend, after, table.notice)
         named = yield from table.pool(self._in_turn(own, segments, table))
         taken = kernel.chosen(before, addend, after, segments, named)
         return replace(taken, count=(named < segments.size).sum())
 
     @staticmethod
-    def _in_turn(indices: Tensor, segments: Segments, table: Table) -> Tensor:
-        """Without those of pieces that others name enough of at this step."""
-        if all(
-            (table.turn + 1) * named.count <= piece.count
-            for named, piece in zip(table.notice.pieces, segments.pieces, strict=True)
-        ):
-            return indices
-        said, sent = (each.table(indices.device) for each in (table.notice, segments))
-        is_enough = (table.turn + 1) * said.counts > sent.counts
-        return indices.masked_fill(is_enough[said.owner], segments.size).sort().values
+    def _in_turn(own: Taken, segments: Segments, table: Table) -> Tensor:
+        """The indices, without the smallest of every piece that enough others name one more of."""
+        indices, device = own.indices, own.indices.device
+        said, sent = (each.table(device) for each in (table.notice, segments))
+        is_enough = said.counts * table.world - sent.counts >= table.world - table.turn
+        sizes = own.values[: indices.numel()].abs()
+        least = torch.full_like(said.counts, torch.inf, dtype=sizes.dtype)
+        least = least.scatter_reduce(0, said.owner, sizes, "amin")
+        is_least = (sizes == least[said.owner]) & is_enough[said.owner]
+        at = torch.where(is_least, torch.arange(indices.numel(), device=device), indices.numel())
+        first = torch.full_like(said.counts, indices.numel()).scatter_reduce(
+            0, said.owner, at, "amin"
+        )
+        longer = torch.cat([indices, indices[:1]])  # where nothing is left out, behind the last
+        return longer.index_fill(0, first, segments.size)[:-1].sort().values

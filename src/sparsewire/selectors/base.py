@@ -40,6 +40,8 @@ class Table(Protocol):
     Its methods are generators that yield what they want communicated, as an exchange does.
     """
 
+    world: int
+    """How many ranks there are."""
     turn: int
     """This rank's place in the order of this step: 0 for the leader, who is another at the next."""
 
