@@ -196,16 +196,18 @@ def test_compiled_models_are_unwrapped(two: Cluster) -> None:
 def _never_called() -> list[str]:
     import warnings
 
-    ddp = DDP(make_model())
+    net, other = make_model(), make_model()
+    ddp = DDP(net)
     wire = sw.attach(ddp, "TopK(0.05)")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for step in range(4):
-            with ddp.no_sync():
-                ddp(batch(0, step)[0])  # does not count: nothing is due after it
-        assert not caught
-        for step in range(4):
-            ddp(batch(0, step)[0])
+        for model in (other, net):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            optimizer.step()  # does not count: there is no gradient yet
+            for step in range(4):
+                assert not caught or (model is net and step >= 2)
+                model(batch(0, step)[0]).sum().backward()  # not that of DDP, who would meet peers
+                optimizer.step()
     wire.detach()
     return [str(warning.message) for warning in caught]
 

@@ -268,6 +268,7 @@ def _optimizer_alone() -> tuple[str, str]:
 def test_the_optimizer_form_names_step_and_rank(fresh: Fresh) -> None:
     results = fresh(2).run(_optimizer_alone)
     assert "the exchange of step 0 failed on rank 0 of 2" in results[0][0]
+    assert "slow rather than lost, give it more than timeout=3" in results[0][0]
     for _, closed in results:
         assert "the group was closed" in closed
 

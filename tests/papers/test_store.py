@@ -118,6 +118,11 @@ def test_other_files_are_refused(tmp_path: Path, content: str, reason: str) -> N
         Store(path)
 
 
+def test_a_folder_is_no_store(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="is a folder: name a file in it"):
+        Store(tmp_path)
+
+
 def test_results_are_found_in_the_clone_in_which_one_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

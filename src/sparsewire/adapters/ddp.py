@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .. import kernels
 from ..errors import AttachError, SparsewireError, StateError
@@ -91,7 +92,9 @@ def attach(
     pipeline = Pipeline(ddp, chosen, parameters, group, scaling, on_nonfinite, node)
     slot.taker = pipeline
     wire = Wire(pipeline, slot, weakref.finalize(ddp, pipeline.worker.stop))
-    wire._hooks.append(ddp.register_forward_pre_hook(_alarm_if_never_called(pipeline)))
+    alarm = register_optimizer_step_pre_hook(_alarm_if_never_called(pipeline, parameters.values()))
+    wire._hooks.append(alarm)
+    weakref.finalize(ddp, alarm.remove)  # all optimizers share it, and it outlives the model
     if optimizer is not None:
         wire._hooks.append(optimizer.register_step_pre_hook(_leave_out_dropped_steps(pipeline)))
     return wire
@@ -195,27 +198,32 @@ class Wire:
                     self._pipeline.node.close()
 
 
-def _alarm_if_never_called(pipeline: Pipeline) -> Any:
-    """A forward hook that says so if DDP never calls: some wrappers drop hooks silently."""
-    forwards = 0
+def _alarm_if_never_called(pipeline: Pipeline, parameters: Iterable[Tensor]) -> Any:
+    """A hook of all optimizers that says so if one steps this model and DDP never calls: another
+    module's forward is called, or a wrapper drops hooks silently."""
+    mine, steps = {id(parameter) for parameter in parameters}, 0
+    watched = weakref.ref(pipeline)
 
-    def before_forward(module: nn.Module, _: object) -> None:
-        nonlocal forwards
-        syncs = getattr(module, "require_backward_grad_sync", True)
-        if pipeline.called or not (module.training and torch.is_grad_enabled() and syncs):
+    def before_step(stepping: torch.optim.Optimizer, *_: object) -> None:
+        nonlocal steps
+        pipeline = watched()
+        if pipeline is None or pipeline.called or steps == 2:
             return
-        forwards += 1
-        if forwards == 3:
-            warnings.warn(
-                "sparsewire is attached, but DDP has not called it in the first two steps: "
-                "gradients are not exchanged sparsely. Is another model trained than the one "
-                "attached to, or does a framework wrap it once more? Attach to the module "
-                "whose forward is called",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+        stepped = (p for group in stepping.param_groups for p in group["params"])
+        if any(id(p) in mine and p.grad is not None for p in stepped):
+            steps += 1
+            if steps == 2:
+                warnings.warn(
+                    "sparsewire is attached, but DDP has not called it in the first two steps: "
+                    "gradients are not exchanged, or not by sparsewire. Is another module called "
+                    "than the one attached to, such as net where DDP(net) is attached, or does a "
+                    "framework wrap it once more? Call the model that is attached, or attach to "
+                    "the one that is called",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
 
-    return before_forward
+    return before_step
 
 
 def _leave_out_dropped_steps(pipeline: Pipeline) -> Any:

@@ -129,6 +129,14 @@ class DistributedGroup:
         except RuntimeError as cause:
             raise self.failure(cause) from cause
 
+    def _hint(self, text: str) -> str:
+        """What to change if a rank was only slow."""
+        if "timed out" not in text.lower():
+            return ""
+        return (
+            f", and if a rank is slow rather than lost, give it more than timeout={self.timeout:g}"
+        )
+
     def failure(self, cause: Exception) -> ExchangeError:
         """What happened, after telling the other ranks and finding out who is missing."""
         text = " ".join(str(cause).split()) or type(cause).__name__
@@ -139,7 +147,7 @@ class DistributedGroup:
         error = ExchangeError(
             f"{self.doing} failed on rank {self.rank} of {self.size}{finding}. Cause: "
             f"{text[:300]}. Weights and memory are those of the last whole step: restart from a "
-            f"checkpoint"
+            f"checkpoint{self._hint(text)}"
         )
         error.__cause__ = cause
         return error

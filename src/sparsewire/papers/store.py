@@ -110,6 +110,8 @@ class Store:
 def _read(path: Path) -> list[Result]:
     if not path.exists():
         return []
+    if path.is_dir():
+        raise StoreError(f"{path} is a folder: name a file in it with --store")
     lines = path.read_bytes().split(b"\n")
     results = []
     for number, line in enumerate(lines, start=1):

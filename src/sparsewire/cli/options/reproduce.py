@@ -59,7 +59,8 @@ class Reproduce:
     store: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint=_STORE)] = None
     """File that results are appended to and read from; the picture lies beside it."""
     minutes: Annotated[float | None, arg(metavar="M", help_behavior_hint="")] = None
-    """Begin no training that would not end within M minutes; 0 to show what there is."""
+    """After the first training, begin none that would not end within M minutes; 0 to train nothing
+    and show what there is."""
     beside: Annotated[int, arg(metavar="N")] = 1
     """Trainings that take turns, step by step: together they fill a GPU better."""
     quiet: bool = False
