@@ -79,4 +79,4 @@ def test_a_long_wait_is_announced(
     monkeypatch.setattr(kernels, "PATIENCE", 0.05)
     monkeypatch.setattr(kernels, "_try_all", lambda *_: time.sleep(0.3))
     kernels.prepare("cpu")
-    assert "compiling kernels, once for this machine" in caplog.text
+    assert "preparing kernels" in caplog.text

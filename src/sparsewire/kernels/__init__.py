@@ -196,7 +196,7 @@ def prepare(kind: str) -> None:
     device = torch.device(kind)
     kernels = on(device)
     start = time.perf_counter()
-    words = "compiling kernels, once for this machine …"
+    words = "preparing kernels, which are compiled once for this machine …"
     patience = threading.Timer(PATIENCE, log.warning, [words])
     patience.daemon = True
     patience.start()
