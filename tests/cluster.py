@@ -11,12 +11,14 @@ import datetime
 import multiprocessing as mp
 import os
 import signal
+import socket
 import time
 import traceback
 import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
+from multiprocessing.process import BaseProcess
+from typing import Any, Literal
 
 import pytest
 
@@ -25,13 +27,16 @@ class RankError(AssertionError):
     """A rank raised; the message holds its traceback."""
 
 
-def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
+Host = Literal["test", "agent", "rank 0"]
+
+
+def _serve(rank: int, size: int, port: int, hosts_store: bool, pipe: Connection) -> None:
     import torch
     import torch.distributed as dist
 
     warnings.simplefilter("error")
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    store = dist.TCPStore("127.0.0.1", port, is_master=hosts_store, wait_for_workers=False)
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60)
     )
@@ -44,20 +49,49 @@ def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
     os._exit(0)
 
 
-class Cluster:
-    """`size` worker processes."""
+def _host_store(pipe: Connection) -> None:
+    """What torchrun's agent does for its workers."""
+    import torch.distributed as dist
 
-    def __init__(self, size: int) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    pipe.send(store.port)
+    pipe.recv()
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+class Cluster:
+    """`size` worker processes. The store lives in the test's process, in a process of its own (the
+    `agent`), or on rank 0."""
+
+    def __init__(self, size: int, host: Host = "test") -> None:
         import torch.distributed as dist
 
         self.size = size
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         context = mp.get_context("spawn")
+        self.agent: BaseProcess | None = None
+        if host == "test":
+            self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            port = self._store.port
+        elif host == "agent":
+            self._agent_pipe, there = context.Pipe()
+            self.agent = context.Process(target=_host_store, args=(there,), daemon=True)
+            self.agent.start()
+            port = self._agent_pipe.recv()
+        else:
+            port = _free_port()
         self.processes, self._pipes = [], []
         for rank in range(size):
             here, there = context.Pipe()
             process = context.Process(
-                target=_serve, args=(rank, size, self._store.port, there), daemon=True
+                target=_serve,
+                args=(rank, size, port, host == "rank 0" and rank == 0, there),
+                daemon=True,
             )
             process.start()
             there.close()
@@ -119,6 +153,6 @@ class Cluster:
 
     def stop(self) -> None:
         """Kill all ranks."""
-        for process in self.processes:
+        for process in (*self.processes, *([self.agent] if self.agent else [])):
             process.kill()
             process.join()

@@ -10,7 +10,7 @@ import torch
 
 from sparsewire import kernels
 
-from .cluster import Cluster
+from .cluster import Cluster, Host
 
 torch.set_num_threads(1)
 
@@ -68,8 +68,8 @@ def fresh() -> Iterator[object]:
     """Makes clusters for tests that break them."""
     made: list[Cluster] = []
 
-    def make(size: int) -> Cluster:
-        made.append(Cluster(size))
+    def make(size: int, host: Host = "test") -> Cluster:
+        made.append(Cluster(size, host))
         return made[-1]
 
     yield make

@@ -21,7 +21,7 @@ import sparsewire as sw
 from ..cluster import Cluster
 from .training import CAP, loss_of, make_model, sgd
 
-Fresh = Callable[[int], Cluster]
+Fresh = Callable[..., Cluster]
 
 
 def _train_until_it_breaks(timeout: float, ready: Path) -> tuple[str, str, float, str]:
@@ -91,6 +91,29 @@ def test_a_stopped_rank_is_named_after_the_deadline(fresh: Fresh, tmp_path: Path
     assert "rank 1 of 2 did not answer" in message
     assert kind == "ExchangeError"
     assert took < 3.0 + 5.0 + 4.0  # deadline, grace, roll call
+
+
+@pytest.mark.parametrize("host", ["agent", "rank 0"])
+def test_a_frozen_store_hangs_nobody(fresh: Fresh, host: str, tmp_path: Path) -> None:
+    """The deadline holds where no call to the store comes back."""
+    cluster = fresh(3, host)
+    cluster.start(_train_until_it_breaks, 3.0, tmp_path)
+    _wait_until_all_train(cluster, tmp_path)
+    if host == "agent":
+        os.kill(cluster.agent.pid, signal.SIGSTOP)
+        time.sleep(1.5)  # the ranks look for reports, and these calls block
+        cluster.kill(0)
+    else:
+        cluster.kill(0, signal.SIGSTOP)
+    for rank in (1, 2):
+        fine, value = cluster.collect_one(rank, timeout=60)
+        assert fine, value
+        message, kind, took, again = value
+        assert "the store does not answer" in message
+        assert f"on rank {rank} of 3" in message
+        assert kind == "ExchangeError"
+        assert took < 3.0 + 5.0 + 4.0 + 2.0  # deadline, grace, inquiry, and starting threads
+        assert "ExchangeError" in again
 
 
 def _other_choice(others: dict[str, Any], odd: dict[str, Any]) -> str:

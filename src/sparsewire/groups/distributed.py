@@ -142,8 +142,7 @@ class DistributedGroup:
         text = " ".join(str(cause).split()) or type(cause).__name__
         finding = ""
         if self.roll_call is not None:
-            self.roll_call.alarm(text)
-            finding = f"; {self.roll_call.findings()}"
+            finding = f"; {self.roll_call.inquire(text)}"
         error = ExchangeError(
             f"{self.doing} failed on rank {self.rank} of {self.size}{finding}. Cause: "
             f"{text[:300]}. Weights and memory are those of the last whole step: restart from a "

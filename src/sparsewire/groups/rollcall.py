@@ -8,16 +8,23 @@ and all of them name the ranks that did not.
 from __future__ import annotations
 
 import contextlib
+import queue
+import threading
 import time
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 PATIENCE = 3.0  # seconds to wait for answers: ranks look for a note twice a second
+LIMIT = PATIENCE + 1.0  # seconds to wait for the store, which may be frozen or cut off
 
 
 class RollCall:
-    """One group's corner of the store that all its ranks can reach."""
+    """One group's corner of the store that all its ranks can reach.
+
+    Calls to the store have no time-out of their own: if its host is frozen or cut off, they block
+    without end. Only `inquire` is safe to call from a thread that others wait for.
+    """
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self._store = store
@@ -35,7 +42,7 @@ class RollCall:
 
     def alarm(self, cause: str) -> None:
         """Tell the others that a collective failed here."""
-        with contextlib.suppress(RuntimeError):  # if the store is gone, `findings` says so
+        with contextlib.suppress(RuntimeError):  # if the store is gone, `_findings` says so
             if not self._store.check(["alarm"]):
                 self._store.set("alarm", f"rank {self._rank}: {cause}"[:500])
 
@@ -59,7 +66,28 @@ class RollCall:
         except RuntimeError:
             return None
 
-    def findings(self) -> str:
+    def inquire(self, cause: str) -> str:
+        """Tell the other ranks what failed here, and say in words which of them are missing.
+
+        Returns within `LIMIT` seconds, even if the store does not answer.
+        """
+        answer: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+        def ask() -> None:
+            self.alarm(cause)
+            answer.put(self._findings())
+
+        # a thread that can be left behind, because it may never come back
+        threading.Thread(target=ask, name="sparsewire-inquiry", daemon=True).start()
+        try:
+            return answer.get(timeout=LIMIT)
+        except queue.Empty:
+            return (
+                "the store does not answer: the process that hosts it (often rank 0) is frozen or "
+                "cut off"
+            )
+
+    def _findings(self) -> str:
         """Who is missing, in words."""
         missing = self.absent()
         if missing is None:

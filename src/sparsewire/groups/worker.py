@@ -1,7 +1,7 @@
 """The exchange thread: does one rank's exchanges in order while backward goes on.
 
-Every promise handed out is kept or broken, never forgotten: by the thread itself, or by a watcher
-when the deadline passes, a signal arrives, or another rank reports that the group is broken.
+Every promise handed out is kept or broken, never forgotten: by the thread itself, by a clock when
+the deadline passes, or when a signal arrives or another rank reports that the group is broken.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class Worker:
         self._stop = threading.Event()
         self._threads = [
             threading.Thread(target=self._work, name="sparsewire-exchange", daemon=True),
-            threading.Thread(target=self._watch, name="sparsewire-watch", daemon=True),
+            threading.Thread(target=self._watch, name="sparsewire-clock", daemon=True),
+            threading.Thread(target=self._listen, name="sparsewire-reports", daemon=True),
         ]
         self._listener = Listener(self._interrupt)
         for thread in self._threads:
@@ -79,7 +80,7 @@ class Worker:
         self._jobs.put((what, job))
 
     def stop(self) -> None:
-        """End both threads."""
+        """End the threads."""
         _workers.discard(self)
         self._stop.set()
         self._jobs.put(None)
@@ -111,31 +112,29 @@ class Worker:
                 self._job = None
 
     def _watch(self) -> None:
-        while not self._stop.wait(POLL):
-            if self.broken is not None:
-                self._answer_roll_call()
-                return
-            job, limit = self._job, self.group.timeout + GRACE
+        """Enforce the deadline. Touches neither the store nor the network, which may both block."""
+        limit = self.group.timeout + GRACE
+        while self.broken is None and not self._stop.wait(POLL):
+            job = self._job
             if job is not None and time.monotonic() - job[1] > limit:
                 stall = TimeoutError(f"nothing moved for {limit:.0f} seconds")
                 self.fail(self.group.failure(stall))
-            note = self._alarm()
-            if note is not None and self.broken is None:
+
+    def _listen(self) -> None:
+        """Look for reports of other ranks in the store. May block there for ever: nobody waits."""
+        roll_call = self.group.roll_call
+        if roll_call is None:
+            return
+        while self.broken is None and not self._stop.wait(POLL):
+            try:
+                note = roll_call.alarmed()
+            except RuntimeError:
+                # no store any more: only worth a word while something waits for the others
+                note = "the watcher: the store is out of reach" if self._job else None
+            if note is not None:
                 self.fail(self.group.failure(RuntimeError(f"reported by {note}")))
-
-    def _alarm(self) -> str | None:
-        if self.group.roll_call is None:
-            return None
-        try:
-            return self.group.roll_call.alarmed()
-        except RuntimeError:
-            # no store any more: only worth a word while something waits for the others
-            job = self._job
-            return "the watcher: the store is out of reach" if job is not None else None
-
-    def _answer_roll_call(self) -> None:
-        if self.group.roll_call is not None:
-            self.group.roll_call.absent()
+        if self.broken is not None:
+            roll_call.absent()  # answer, for ranks that are looking for this one
 
     def _interrupt(self) -> None:
         job = self._job
