@@ -44,6 +44,8 @@ def test_explanation_of_top_k() -> None:
         ("Scheme(RandomK(0.01), collective=AllGather())", "AllGather()", "as asked; "),
         ("Scheme(RandomK(0.01), values=TwoBit())", "AllGather()", "TwoBit cannot be added"),
         ("Dense()", "AllReduce()", "the same coordinates with Dense"),
+        ("TopK(1.0)", "AllGather()", "everything is sent, and with Dense() it would be added"),
+        ("Scheme(TopK(0.01), whole=2000000)", "AllGather()", "no tensor is large enough"),
     ],
 )
 def test_explanation_says_why(text: str, collective: str, why: str) -> None:
@@ -193,8 +195,8 @@ def make_report(**changes: object) -> Report:
     return Report.of("Scheme(TopK(0.01))", meter, 2, {"w": 4.0}, layers=bool(changes))
 
 
-def test_stats_are_flat_numbers() -> None:
-    stats = make_report().stats()
+def test_totals_are_flat_numbers() -> None:
+    stats = make_report().to_dict()
     assert list(stats) == [
         "steps",
         "skipped",
@@ -237,7 +239,7 @@ def test_report_before_the_first_step() -> None:
     report = Report.of("Scheme(TopK(0.01))", Meter(), 2, {}, layers=True)
     assert report.reduction == 1.0
     assert "0 steps" in str(report)
-    assert report.stats()["memory_norm"] == 0
+    assert report.to_dict()["memory_norm"] == 0
 
 
 def test_report_with_norms_that_overflowed() -> None:

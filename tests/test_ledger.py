@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+import time
 
 import pytest
 import torch
@@ -251,3 +253,33 @@ def test_state_that_does_not_fit_is_refused_whole(
     assert amounts(ledger) == {"a": 3, "b": 3, "c": 3}
     with pytest.raises(sw.StateError, match=reason):
         ledger.check(state)
+
+
+def test_the_norm_of_a_large_memory_is_estimated_in_less_than_a_copy() -> None:
+    shapes = {"a": (2000, 1003), "b": (3000, 2001)}
+    ledger = Ledger((LEDGER,), shapes)
+    generator = torch.Generator().manual_seed(0)
+    for name, shape in shapes.items():
+        segments = Segments.cut({name: shape}, sw.TopK(0.01))
+        _, after = ledger.open(name, segments, torch.float32, CPU)
+        after[LEDGER].normal_(generator=generator)
+        ledger.commit()
+    exact = math.sqrt(sum(ledger.squares().values()))
+    assert ledger.estimated_norm() == pytest.approx(exact, rel=0.02)
+
+    kept = [ledger.recall(name)[LEDGER] for name in shapes]
+    ratios = []
+    for _ in range(9):
+        start = time.perf_counter()
+        ledger.estimated_norm()
+        middle = time.perf_counter()
+        for tensor in kept:
+            tensor.clone()
+        ratios.append((middle - start) / (time.perf_counter() - middle))
+    assert statistics.median(ratios) < 1
+
+
+def test_squares_are_summed_over_the_memory_of_workers_and_owners(ledger: Ledger) -> None:
+    add(ledger, 2.0, "a", "b", "c")
+    assert ledger.squares() == pytest.approx({"a": 16.0, "b": 12.0, "c": 4.0})
+    assert ledger.estimated_norm() == pytest.approx(math.sqrt(32.0))

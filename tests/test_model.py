@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -12,6 +14,7 @@ from sparsewire.adapters.model import (
     find_ddp,
     gradient_views,
     named_parameters,
+    warn_of_adaptive,
 )
 
 
@@ -107,3 +110,20 @@ def test_gradient_views_have_their_parameters_strides() -> None:
     assert third.tolist() == [[33, 34], [35, 36], [37, 38], [39, 40]]
     first.zero_()
     assert not buffer[:6].any()
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad])
+def test_adaptive_optimizers_get_a_warning(kind: Any) -> None:
+    optimizer = kind([nn.Parameter(torch.zeros(1))])
+    with pytest.warns(UserWarning, match=rf"{kind.__name__} behind a sparse exchange"):
+        warn_of_adaptive(optimizer, sw.Warmup(sw.Scheme(sw.TopK(0.01))))
+
+
+@pytest.mark.parametrize("text", ["Dense()", "TopK(1.0)"])
+def test_a_dense_exchange_gives_no_warning(text: str) -> None:
+    warn_of_adaptive(torch.optim.Adam([nn.Parameter(torch.zeros(1))]), sw.parse(text))
+
+
+def test_sgd_and_no_optimizer_give_no_warning() -> None:
+    for optimizer in (sgd(momentum=0.9), None):
+        warn_of_adaptive(optimizer, sw.Scheme(sw.TopK(0.01)))

@@ -90,7 +90,12 @@ def test_every_combination_is_built_or_refused_with_a_remedy() -> None:
         except sw.SchemeError as refusal:
             text = str(refusal)
             assert "write" in text or "leave" in text, text
-            reasons = (" cannot go by ", " needs its indices sent", " has nothing to write with ")
+            reasons = (
+                " cannot go by ",
+                " cannot go with ",
+                " needs its indices sent",
+                " has nothing to write with ",
+            )
             assert any(reason in text for reason in reasons), text
     assert built
 
@@ -115,6 +120,16 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         {"selector": sw.RandomK(0.01), "indices": sw.Int32(), "collective": sw.AllReduce()},
         "indices cannot be added",
         "leave indices out",
+    ),
+    (
+        {"selector": sw.Dense(), "values": sw.OneBit()},
+        "it quantizes what is selected, and here everything is sent",
+        "values=BFloat16()",
+    ),
+    (
+        {"selector": sw.TopK(1.0), "values": sw.QSGD()},
+        "it quantizes what is selected, and here everything is sent",
+        "a ratio below 1",
     ),
     (
         {"selector": sw.TopK(0.01), "indices": sw.Implied()},
@@ -301,6 +316,12 @@ class TestWarmup:
         eased = sw.Warmup(scheme, steps=10, ease=True).at(3)
         assert eased.selector != scheme.selector
         assert replace(eased, selector=scheme.selector) == scheme
+
+    def test_quantized_values_are_eased_in_from_a_dense_start(self) -> None:
+        """So near to 1 that floats cannot tell, nothing is selected that could be quantized."""
+        warmup = sw.Warmup(sw.Scheme(sw.TopK(0.01), values=sw.TwoBit()), steps=10**5, ease=True)
+        assert warmup.at(0).selector == sw.Dense()
+        assert warmup.at(10**5 - 1).values == sw.TwoBit()
 
     def test_tiny_ratios_can_be_eased_in(self) -> None:
         assert sw.Warmup(sw.TopK(1e-17), steps=10, ease=True).at(5)

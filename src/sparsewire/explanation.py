@@ -13,7 +13,7 @@ from .errors import SchemeError
 from .message import DIGEST_BYTES, HEADER_BYTES, VERDICT_BYTES
 from .report import dense_traffic, human_bytes
 from .scheme import AnyScheme, Scheme, Warmup, as_scheme
-from .segments import Shape
+from .segments import Segments, Shape
 from .selectors import Selector
 
 WORTH_SAYING = 1.05  # times less that another collective sends
@@ -103,7 +103,7 @@ def explain(
     return Explanation(
         scheme=repr(chosen),
         collective=repr(full.collective),
-        why=_why(full),
+        why=_why(full, segments),
         workers=workers,
         parameters=segments.size,
         selected=sum(piece.count for piece in segments.pieces),
@@ -163,11 +163,14 @@ def _memory_bytes(scheme: Scheme, size: int, workers: int) -> int:
     return 2 * width * kept or 4 * size
 
 
-def _why(scheme: Scheme) -> str:
+def _why(scheme: Scheme, segments: Segments) -> str:
     selector = type(scheme.selector).__name__
     if isinstance(scheme.collective, Sharded):
         back = "all of it" if scheme.collective.pull_ratio == 1.0 else "the largest of it"
         return f"every worker adds up the share that it owns, and sends {back} back to all"
+    if not segments.pieces and not scheme.collective.adds:
+        dense = "" if scheme.selector.sends_all else "no tensor is large enough to select from, so "
+        return f"{dense}everything is sent, and with Dense() it would be added on the way"
     if scheme.collective.adds:
         return (
             f"all ranks send the same coordinates with {selector}, so values are added on the way"

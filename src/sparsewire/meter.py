@@ -6,7 +6,7 @@ Stages also show up as `sparsewire::select`, `::encode`, `::exchange` and `::dec
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -20,9 +20,32 @@ Result = TypeVar("Result")
 STAGES = ("select", "encode", "exchange", "decode")
 
 
+@dataclass(frozen=True)
+class Counts:
+    """What was counted, up to some moment or between two of them."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    values: int = 0
+    aimed_at: int = 0
+    selected: int | Tensor = 0
+    seconds: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+
+    def since(self, before: Counts) -> Counts:
+        """The difference to an earlier moment."""
+        return Counts(
+            self.bytes_sent - before.bytes_sent,
+            self.bytes_received - before.bytes_received,
+            self.values - before.values,
+            self.aimed_at - before.aimed_at,
+            self.selected - before.selected,
+            {stage: self.seconds[stage] - before.seconds[stage] for stage in STAGES},
+        )
+
+
 @dataclass
 class Meter:
-    """Running totals of one rank."""
+    """Running totals of one rank, and the counts of its last step."""
 
     steps: int = 0
     skipped: int = 0
@@ -35,6 +58,28 @@ class Meter:
     deposited: dict[tuple[Span, ...], Tensor] = field(default_factory=dict)  # squares, last step
     unsound: Tensor | None = None  # the first span with NaN or infinity in the last exchange
     trace: list[tuple[str, float, float]] | None = None  # stage, from, to; kept if somebody asks
+    last_step: Counts = field(default_factory=Counts)
+    _begin: Counts = field(default_factory=Counts)
+
+    @property
+    def counts(self) -> Counts:
+        """The totals of this moment."""
+        return Counts(
+            self.bytes_sent,
+            self.bytes_received,
+            self.values,
+            self.aimed_at,
+            self.selected,
+            dict(self.seconds),
+        )
+
+    def begin_step(self) -> None:
+        """A step begins: count it by itself as well."""
+        self._begin = self.counts
+
+    def end_step(self) -> None:
+        """The step is over, and `last_step` is what it took."""
+        self.last_step = self.counts.since(self._begin)
 
     @property
     def gradient_squares(self) -> dict[str, float]:

@@ -63,7 +63,7 @@ class Report:
         """How many times fewer bytes than a dense float32 all-reduce; 1.0 if none were due."""
         return self.dense_bytes / self.bytes_sent if self.bytes_sent else 1.0
 
-    def stats(self) -> dict[str, float]:
+    def to_dict(self) -> dict[str, float]:
         """The same as a flat dictionary of numbers."""
         return {
             "steps": self.steps,

@@ -114,6 +114,12 @@ class Scheme(Part):
                 f"{self.values!r} cannot go by {self.collective!r}: its messages cannot be added; "
                 f"write collective=AllGather(), or values=Float32()"
             )
+        if self.values.quantizes and self.selector.sends_all:
+            raise SchemeError(
+                f"{self.values!r} cannot go with {self.selector!r}: it quantizes what is selected, "
+                f"and here everything is sent; write a ratio below 1 such as TopK(0.01), or "
+                f"values=BFloat16() for a dense exchange in fewer bytes"
+            )
         if self.selector.agreed:
             self._check_agreed()
         elif self.collective.adds and self.indices.written:
@@ -209,7 +215,8 @@ class Warmup(Part):
         if step >= self.steps:
             return self.scheme
         full = self.scheme
-        if not self.ease:
+        ratio = self._eased(step) if self.ease else 1.0
+        if not self.ease or (ratio == 1.0 and full.values.quantizes):
             return Scheme(
                 Dense(),
                 values=full.values if full.values.linear else Float32(),
@@ -218,14 +225,9 @@ class Warmup(Part):
                 whole=full.whole,
                 seed=full.seed,
             )
-        sized = full.selector
-        assert isinstance(sized, selectors.Sized)
-        assert sized.ratio is not None
-        # 1 − (1 − ratio)^(steps/(1+t)), without losing a small ratio beside the 1
-        dropped = math.log1p(-sized.ratio) if sized.ratio < 1 else -math.inf
-        ratio = -math.expm1(dropped * self.steps / (1 + step))
+        assert isinstance(full.selector, selectors.Sized)
         return Scheme(
-            sized.resized(ratio),
+            full.selector.resized(ratio),
             full.values,
             full.indices,
             full.memory,
@@ -234,6 +236,15 @@ class Warmup(Part):
             full.whole,
             full.seed,
         )
+
+    def _eased(self, step: int) -> float:
+        """The ratio of a step, 1.0 if nearly everything is sent."""
+        full = self.scheme.selector
+        assert isinstance(full, selectors.Sized)
+        assert full.ratio is not None
+        # 1 − (1 − ratio)^(steps/(1+t)), without losing a small ratio beside the 1
+        dropped = math.log1p(-full.ratio) if full.ratio < 1 else -math.inf
+        return -math.expm1(dropped * self.steps / (1 + step))
 
 
 AnyScheme = Scheme | Warmup

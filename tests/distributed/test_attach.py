@@ -216,3 +216,32 @@ def test_a_hook_that_is_never_called_is_reported(two: Cluster) -> None:
     messages = two.run(_never_called)[0]
     assert len(messages) == 1
     assert "not called it in the first two steps" in messages[0]
+
+
+def _stats_by_step() -> tuple[list[dict[str, float]], dict[str, float], float]:
+    model = DDP(make_model(), bucket_cap_mb=CAP)
+    wire = sw.attach(model, "TopK(0.05)")
+    rows = [wire.stats()]
+    for step in range(4):
+        model.zero_grad()
+        loss_of(model, dist.get_rank(), step).backward()
+        rows.append(wire.stats())
+    kept = wire.state_dict()["memory"].values()
+    norm = torch.cat([fields["residual"].reshape(-1) for fields in kept]).norm()
+    totals = wire.report().to_dict()
+    wire.detach()
+    return rows, totals, float(norm)
+
+
+def test_stats_are_those_of_the_last_step(two: Cluster) -> None:
+    """The totals are their sum; before the first step there is nothing."""
+    for rows, totals, norm in two.run(_stats_by_step):
+        assert [row["steps"] for row in rows] == [0, 1, 2, 3, 4]
+        assert set(rows[0].values()) == {0, 1.0}
+        for key in ("bytes_sent", "bytes_received", "dense_bytes", "selected", "aimed_at"):
+            assert sum(row[key] for row in rows) == pytest.approx(totals[key], abs=4), key
+        assert rows[-1]["bytes_sent"] == rows[-2]["bytes_sent"] > 0
+        assert sum(row["seconds_select"] for row in rows) == pytest.approx(totals["seconds_select"])
+        assert rows[-1]["gradient_norm"] == totals["gradient_norm"] > 0
+        assert rows[-1]["memory_norm"] == pytest.approx(norm, rel=1e-5)  # small: all is looked at
+        assert totals["memory_norm"] == pytest.approx(norm, rel=1e-5)

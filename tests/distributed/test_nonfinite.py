@@ -111,6 +111,34 @@ def test_skipped_steps_move_nothing(two: Cluster, scheme: str) -> None:
         assert torch.equal(parameters, results[0][3])
 
 
+def _steps_where_the_own_loss_is_finite() -> tuple[list[float], torch.Tensor]:
+    """A loop that leaves a step out only on the rank that sees NaN in its own loss."""
+    rank = dist.get_rank()
+    model = DDP(make_model(), bucket_cap_mb=CAP)
+    optimizer = sgd(model, momentum=0.9)
+    wire = sw.attach(model, "TopK(0.05)", on_nonfinite="skip", optimizer=optimizer)
+    moved = []
+    for step in range(5):
+        optimizer.zero_grad()
+        before = numbers(model).clone()
+        loss = loss_of(model, rank, step)
+        if step == 2 and rank == 1:
+            loss = loss * float("nan")
+        loss.backward()
+        if loss.isfinite():
+            optimizer.step()
+        moved.append(float((numbers(model) - before).abs().max()))
+    wire.detach()
+    return moved, numbers(model)
+
+
+def test_a_skip_is_not_spent_on_a_later_step(two: Cluster) -> None:
+    results = two.run(_steps_where_the_own_loss_is_finite)
+    for moved, parameters in results:
+        assert [bool(step) for step in moved] == [True, True, False, True, True]
+        assert torch.equal(parameters, results[0][1])
+
+
 def test_without_the_optimizer_a_skip_gives_zero_gradients(two: Cluster) -> None:
     results = two.run(_skips, "TopK(0.05)", False)
     for still, unchanged, skipped, parameters in results:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 import weakref
 from collections.abc import Iterable, Mapping
@@ -16,12 +17,12 @@ from ..errors import AttachError, SparsewireError, StateError
 from ..groups.distributed import DistributedGroup
 from ..groups.node import Node, Within
 from ..meter import Meter
-from ..report import Report
+from ..report import Report, dense_traffic
 from ..scheme import AnyScheme, as_scheme
 from ..selectors import Selector
 from . import saved
 from .handshake import handshake
-from .model import check_momentum, find_ddp, named_parameters
+from .model import check_momentum, find_ddp, named_parameters, warn_of_adaptive
 from .pipeline import Pipeline
 from .scaling import Scaling
 from .slot import Slot, slot_of
@@ -89,6 +90,8 @@ def attach(
     handshake(group, chosen, parameters, options)
     node = None if within is None else Node(within, within_dtype, group, device)
     scaling = Scaling(parameters, optimizer if follow_lr else None, scaler)
+    if group.rank == 0:
+        warn_of_adaptive(optimizer, chosen)
     pipeline = Pipeline(ddp, chosen, parameters, group, scaling, on_nonfinite, node)
     slot.taker = pipeline
     wire = Wire(pipeline, slot, weakref.finalize(ddp, pipeline.worker.stop))
@@ -174,14 +177,40 @@ class Wire:
         ledger.scale(dict.fromkeys(ledger.shapes, factor), ledger.fields)
 
     def stats(self) -> dict[str, float]:
-        """Running totals as a flat dictionary of numbers, for any logger."""
-        return self.report().stats()
+        """Return the counts of the last step as a flat dictionary of numbers, for any logger.
+
+        Cheap enough to call at every step: `gradient_norm` comes from what the exchange computed,
+        and `memory_norm` is estimated from a sample of the memory. `report()` has running totals.
+        """
+        p, last = self._pipeline, self._pipeline.meter.last_step
+        dense = dense_traffic(last.values, self._world, 4)
+        return {
+            "steps": p.steps,
+            "skipped": p.meter.skipped,
+            "bytes_sent": last.bytes_sent,
+            "bytes_received": last.bytes_received,
+            "dense_bytes": dense,
+            "reduction": dense / last.bytes_sent if last.bytes_sent else 1.0,
+            "selected": int(last.selected),
+            "aimed_at": last.aimed_at,
+            **{f"seconds_{stage}": seconds for stage, seconds in last.seconds.items()},
+            "gradient_norm": math.sqrt(sum(p.meter.gradient_squares.values())),
+            "memory_norm": p.ledger.estimated_norm(),
+        }
 
     def report(self, layers: bool = False) -> Report:
-        """Bytes, ratios, times and the health of the memory; `layers=True`: per parameter too."""
+        """Running totals: bytes, ratios, times and the health of the memory.
+
+        With `layers=True` the norms are also listed by parameter.
+        """
         p = self._pipeline
-        world = p.group.size if p.node is None else p.node.count
-        return Report.of(repr(p.scheme), p.meter, world, p.ledger.squares(), layers)
+        return Report.of(repr(p.scheme), p.meter, self._world, p.ledger.squares(), layers)
+
+    @property
+    def _world(self) -> int:
+        """How many ranks exchange sparsely."""
+        p = self._pipeline
+        return p.group.size if p.node is None else p.node.count
 
     def detach(self) -> None:
         """Go back to plain DDP. The memory is dropped with the wire; call it on all ranks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 
 import torch
@@ -10,8 +11,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import AttachError
 from ..memory import Memory, MomentumCorrection
+from ..scheme import AnyScheme
 
 _WRAPPERS = ("_orig_mod", "_forward_module", "model", "module")
+# Adam, AdamW, Adagrad, Adafactor, FusedAdam, Adam8bit, RMSprop, LAMB and their relatives
+_ADAPTIVE = ("ada", "rmsprop", "lamb")
 
 
 def find_ddp(model: object) -> DistributedDataParallel:
@@ -90,3 +94,18 @@ def check_momentum(memory: Memory, optimizer: torch.optim.Optimizer | None) -> N
                 f"would add it a second time: build the optimizer without momentum, or use "
                 f"memory=ErrorFeedback()"
             )
+
+
+def warn_of_adaptive(optimizer: torch.optim.Optimizer | None, scheme: AnyScheme) -> None:
+    """Tell the user that an optimizer which divides by a second moment learns more slowly."""
+    name = type(optimizer).__name__
+    adaptive = optimizer is not None and any(word in name.lower() for word in _ADAPTIVE)
+    if adaptive and not scheme.at(2**62).selector.sends_all:
+        warnings.warn(
+            f"{name} behind a sparse exchange can need several times as many steps as with dense "
+            f"DDP, because it normalises away what was sent late. Compare with a dense run on your "
+            f"model, or train with SGD, momentum and MomentumCorrection "
+            f"(docs/choosing.md, 'Adam and other adaptive optimizers')",
+            UserWarning,
+            stacklevel=3,
+        )

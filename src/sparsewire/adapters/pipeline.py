@@ -130,6 +130,7 @@ class Pipeline:
         """Queue one bucket; the future completes when the whole step is exchanged."""
         if bucket.index() == 0 or not self.called:
             self._step = _Step()
+            self.dropped = False  # a loop may have left the skipped step out by itself
         self.called = True
         step = self._step
         event = None
@@ -176,6 +177,7 @@ class Pipeline:
 
     def _begin(self, step: _Step) -> Scheme:
         step.number = self.steps
+        self.meter.begin_step()
         step.scheme = self.scheme.at(step.number)
         self.ledger.discard()  # of a backward pass that was broken off
         self.scaling.follow(self.ledger)
@@ -227,6 +229,7 @@ class Pipeline:
 
     def _finish(self, step: _Step) -> None:
         unsound = self._verdict(step)
+        self.meter.end_step()
         if unsound is not None:
             self.ledger.discard()
             self.meter.skipped += 1

@@ -59,7 +59,7 @@ class Loop:
         self._accuracy, self._tested, self._saved = 0.0, -1, -1
         if plan.resume:
             self._restore()
-        self._before = self._wire.stats()
+        self._before = self._wire.report().to_dict()
 
     def run(self, run: int, runs: int) -> bool:
         """Train to the end, or until asked to stop.
@@ -194,7 +194,7 @@ class Loop:
 
     def _telling(self, kind: str, **more: Any) -> Record:
         """A record of where the run stands; bytes are those of this rank."""
-        now, recent = self._wire.stats(), self._seconds[-_STEPS_BETWEEN_RECORDS:]
+        now, recent = self._wire.report().to_dict(), self._seconds[-_STEPS_BETWEEN_RECORDS:]
         sent, dense = (now[key] - self._before[key] for key in ("bytes_sent", "dense_bytes"))
         return {
             "record": kind,
@@ -209,7 +209,7 @@ class Loop:
 
     def _summary(self, seconds: float) -> Record:
         """The result of the run; bytes are the mean over all ranks."""
-        now, workers, steps = self._wire.stats(), self._group.workers, len(self._seconds)
+        now, workers, steps = self._wire.report().to_dict(), self._group.workers, len(self._seconds)
         spent = [now[key] - self._before[key] for key in ("bytes_sent", "dense_bytes")]
         sent, dense = self._group.sum(*spent)
         stages = {key: value for key, value in now.items() if key.startswith("seconds_")}

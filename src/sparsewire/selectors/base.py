@@ -84,6 +84,11 @@ class Selector(Part, ABC):
     led: ClassVar[bool] = False
     clustered: ClassVar[bool] = False
 
+    @property
+    def sends_all(self) -> bool:
+        """Whether every coordinate is sent, so that there is nothing to select."""
+        return False
+
     @abstractmethod
     def entries(self, length: int) -> int:
         """How many coordinates of a piece of this length are to be sent."""
@@ -162,6 +167,10 @@ class Sized(Selector):
             isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 1
         ):
             raise SchemeError(f"{name}'s count must be a whole number of at least 1")
+
+    @property
+    def sends_all(self) -> bool:
+        return self.ratio == 1.0
 
     def entries(self, length: int) -> int:
         if self.count is not None:

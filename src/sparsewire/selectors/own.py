@@ -157,6 +157,10 @@ class Dense(Selector):
     shared: ClassVar[bool] = True  # type: ignore[misc]
     predictable = True
 
+    @property
+    def sends_all(self) -> bool:
+        return True
+
     def entries(self, length: int) -> int:
         return length
 

@@ -30,10 +30,12 @@ class ValueCodec(Part, ABC):
 
     What a lossy codec changed is put back into the memory by the exchange, so a codec only has to
     be close, not exact. `linear`: messages may be added, as numbers of `dtype`, which an
-    all-reduce needs.
+    all-reduce needs. `quantizes`: selected values take a few bits, and a tensor that is sent whole
+    does not, so a scheme that sends everything would not be quantized at all.
     """
 
     linear: ClassVar[bool]
+    quantizes: ClassVar[bool] = False
     dtype: ClassVar[torch.dtype]
 
     @abstractmethod

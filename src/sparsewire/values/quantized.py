@@ -28,6 +28,7 @@ class _Quantized(ValueCodec):
     """Centres first, then the packed codes of the selected values, then the whole values."""
 
     linear = False
+    quantizes = True
     dtype = _WHOLE
 
     @property
