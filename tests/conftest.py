@@ -15,6 +15,12 @@ from .cluster import Cluster, Host
 torch.set_num_threads(1)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--regenerate-golden", action="store_true", help="write the golden corpus anew"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Compile the kernels once, before many processes would do it at the same time.
 
