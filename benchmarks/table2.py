@@ -25,9 +25,10 @@ import sparsewire as sw
 from sparsewire.adapters.capture import Captured
 from sparsewire.desk import Call
 from sparsewire.engine import Exchange
-from sparsewire.groups.simulated import SimulatedGroup, answer_all
+from sparsewire.groups.simulated import SimulatedGroup, results_of
 from sparsewire.meter import Meter
 from sparsewire.tasks.models import resnet18
+from sparsewire.workspace import Workspace
 
 WORKERS = 8
 STEP = 8  # of which the stages are timed: worker 0 leads, where one does
@@ -84,6 +85,7 @@ class Worker:
         names = scheme.fields
         self._pages = [{name: blank.clone() for name in names} for _ in range(2)]
         self._meters = [Meter() for _ in cuts]
+        self._work = [Workspace() for _ in cuts]
         group = SimulatedGroup(WORKERS)
         for step in range(3):  # headers first; then what TopK guesses by
             group.drive([self._run(rank, step) for rank in range(WORKERS)], self._meters)
@@ -92,7 +94,8 @@ class Worker:
     def _run(self, rank: int, step: int = STEP):  # type: ignore[no-untyped-def]
         call = Call(step, rank, WORKERS)
         flat = self._gradient.clone()
-        return self._exchanges[rank].run(flat, *self._pages, call, self._meters[rank])
+        kept = self._meters[rank], self._work[rank]
+        return self._exchanges[rank].run(flat, *self._pages, call, *kept)
 
     def _talk(self) -> list[object]:
         """What the others answer worker 0, request by request."""
@@ -101,7 +104,7 @@ class Worker:
         heard = []
         while True:
             try:
-                answers = answer_all([run.send(a) for run, a in zip(runs, answers, strict=True)])
+                answers = results_of([run.send(a) for run, a in zip(runs, answers, strict=True)])
             except StopIteration:
                 return heard
             heard.append(answers[0])

@@ -24,6 +24,8 @@ LEVELS = {
     "kernels": 1,
     "lab": 1,
     "meter": 2,
+    "requests": 2,
+    "workspace": 1,
     "message": 2,
     "shards": 2,
     **dict.fromkeys(PARTS, 3),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -13,21 +12,20 @@ from hypothesis import given
 from torch import Tensor
 
 import sparsewire as sw
-from sparsewire.collectives import (
+from sparsewire.collectives import Collective
+from sparsewire.collectives.sums import (
     CHUNK,
-    Collective,
-    Deliver,
-    Gather,
-    Reduce,
     Total,
     chunk_sizes,
-    gather_traffic,
     ordered_sum,
     reduce_traffic,
     share_size,
 )
-from sparsewire.groups.simulated import answer_all
+from sparsewire.groups.simulated import SimulatedGroup
 from sparsewire.message import FINE, Context
+from sparsewire.meter import Meter
+from sparsewire.requests import all_gather, all_to_all, broadcast, gather_traffic
+from sparsewire.workspace import Workspace
 
 from .laws.cases import LAWFUL, examples, label
 
@@ -38,9 +36,16 @@ CONTEXT = Context(step=0, bucket=0, scheme=0, layout=0)
 class Notebook:
     """A desk that writes down what it is handed."""
 
-    share: float
+    rank: int
+    world: int
     context: Context = CONTEXT
+    meter: Meter = field(default_factory=Meter)
+    work: Workspace = field(default_factory=Workspace)
     added: list[tuple[list[int], list[float]]] = field(default_factory=list)
+
+    @property
+    def share(self) -> float:
+        return 1 / self.world
 
     def write(self, indices: Tensor, values: Tensor) -> Tensor:
         return torch.cat([indices.to(torch.float32), values]).view(torch.uint8)
@@ -62,7 +67,7 @@ class Notebook:
 
     def push(self, indices: Tensor, values: Tensor) -> Tensor:
         """Everything to everybody: this desk does not know who owns what."""
-        return self.write(indices, values).repeat(round(1 / self.share), 1)
+        return self.write(indices, values).repeat(self.world, 1)
 
     def settle(self, messages: Sequence[Tensor]) -> Tensor:
         entries = self.read(messages)
@@ -75,22 +80,13 @@ class Notebook:
 
 def meet(collective: Collective, entries: list[tuple[list[int], list[float]]]) -> list[Notebook]:
     """Let every rank bring its entries; what each of them was handed."""
-    desks = [Notebook(1 / len(entries)) for _ in entries]
-    talks = [
+    world = len(entries)
+    desks = [Notebook(rank, world) for rank in range(world)]
+    routines = [
         collective.meet(torch.tensor(indices), torch.tensor(values), desk)
         for (indices, values), desk in zip(entries, desks, strict=True)
     ]
-    answers: list[Any] = [None] * len(talks)
-    ended = 0
-    while not ended:
-        requests = []
-        for talk, answer in zip(talks, answers, strict=True):
-            try:
-                requests.append(talk.send(answer))
-            except StopIteration:
-                ended += 1
-        assert ended in (0, len(talks)), "some ranks went on where others stopped"
-        answers = answer_all(requests) if requests else []
+    SimulatedGroup(world).drive(routines, [desk.meter for desk in desks])
     return desks
 
 
@@ -183,9 +179,9 @@ def test_traffic() -> None:
     # a full chunk ahead of these has digests of its own
     full = 3 * (2 * CHUNK // 4 + 8) + 3 * (4 * CHUNK // 4 + 8)
     assert reduce_traffic(CHUNK + 100, 2, 4, 4) == full + 528
-    assert Gather(torch.zeros(100, dtype=torch.uint8)).traffic(4) == 300
-    assert Reduce(torch.zeros(100, dtype=torch.bfloat16), torch.float32, CONTEXT).traffic(4) == 528
-    assert Deliver(torch.zeros(4, 25, dtype=torch.uint8)).traffic(4) == 75
+    assert all_gather(torch.zeros(100, dtype=torch.uint8)).traffic(4) == 300
+    assert all_to_all(torch.zeros(4, 25, dtype=torch.uint8)).traffic(4) == 75
+    assert broadcast(torch.zeros(100, dtype=torch.uint8), 0).traffic(4) == 75
     assert sw.AllGather().traffic(Fixed(), 4) == 300
     assert sw.AllReduce().traffic(Fixed(), 4) == 528
     assert sw.Sharded().traffic(Fixed(), 4) == 3 * (4 * 10 + 4 * 20)

@@ -10,16 +10,17 @@ import torch
 from torch import Tensor
 
 import sparsewire as sw
-from sparsewire.collectives import Gather, Reduce
 from sparsewire.desk import Call
-from sparsewire.engine import Exchange, Run, Unsound
+from sparsewire.engine import Exchange, Finding, Unsound
 from sparsewire.groups import Alone, drive
-from sparsewire.groups.simulated import answer_all
+from sparsewire.groups.simulated import results_of
 from sparsewire.ledger import Ledger
-from sparsewire.message import DIGEST_BYTES, HEADER_BYTES, Context, Header
+from sparsewire.message import DIGEST_BYTES, HEADER_BYTES, Header, sealed_bytes
 from sparsewire.meter import STAGES, Meter
+from sparsewire.requests import Routine, Start, all_gather, broadcast
 from sparsewire.selectors import Selector
 from sparsewire.values import ValueCodec
+from sparsewire.workspace import Workspace
 
 from .laws.cases import CPU, Crew, examples, label, noise
 
@@ -27,11 +28,13 @@ SHAPES = {"w": (10, 10), "b": (10,)}
 SCHEME = sw.Scheme(sw.TopK(0.1), whole=50)
 
 
-def start(engine: Exchange, call: Call, gradient: Tensor, meter: Meter | None = None) -> Run:
+def start(
+    engine: Exchange, call: Call, gradient: Tensor, meter: Meter | None = None
+) -> Routine[Finding]:
     """One rank's exchange with an empty memory."""
     ledger = Ledger(engine.scheme.memory.fields, SHAPES)
     before, after = ledger.open(0, engine.segments, engine.dtype, CPU)
-    return engine.run(gradient, before, after, call, meter or Meter())
+    return engine.run(gradient, before, after, call, meter or Meter(), Workspace())
 
 
 def engine_of(scheme: sw.Scheme) -> Exchange:
@@ -45,12 +48,12 @@ class TestOneRank:
         engine = engine_of(SCHEME)
         run = start(engine, Call(3, 0, 1, bucket=2), torch.ones(110))
         request = next(run)
-        assert isinstance(request, Gather)
+        assert request.op == "all_gather"
         assert request.payload.numel() == HEADER_BYTES
         header = Header.unpack(request.payload, 0)
         assert (header.step, header.bucket, header.length) == (3, 2, engine.message_bytes)
         payload = run.send([request.payload])
-        assert isinstance(payload, Gather)
+        assert payload.op == "all_gather"
         assert payload.payload.numel() == engine.message_bytes
 
     def test_message_is_indices_then_values_then_padding(self) -> None:
@@ -71,13 +74,16 @@ class TestOneRank:
         assert not data[38:40].any()
         assert data.numel() == 40 + DIGEST_BYTES
 
-    def test_reduce_carries_numbers_in_the_codecs_type(self) -> None:
+    def test_sums_carry_numbers_in_the_codecs_type(self) -> None:
         engine = engine_of(sw.Scheme(sw.RandomK(0.1), values=sw.BFloat16(), whole=50))
-        run = start(engine, Call(0, 0, 1), torch.ones(110))
-        request = run.send([next(run).payload])
-        assert isinstance(request, Reduce)
-        assert (request.payload.dtype, request.dtype) == (torch.bfloat16, torch.float32)
-        assert request.payload.numel() == 20
+        run = start(engine, Call(0, 0, 2), torch.ones(110))
+        header = next(run).payload
+        other = engine._header(Call(0, 1, 2)).pack()
+        step = run.send([header, other])
+        assert isinstance(step, Start)
+        assert step.request.op == "all_to_all"
+        # 10 of the 20 values for each of two ranks, and a digest
+        assert step.request.payload.shape == (2, sealed_bytes(2 * 10))
 
     def test_gradient_is_only_written_at_the_end(self) -> None:
         (gradient,) = noise(1, 110, 0)
@@ -227,11 +233,15 @@ class TestUnusedParameters:
 
 
 def test_answers_must_be_asked_for_alike() -> None:
-    gather = Gather(torch.zeros(4, dtype=torch.uint8))
-    total = Reduce(torch.zeros(4), torch.float32, Context(0, 0, 0, 0))
-    for other in (Gather(torch.zeros(5, dtype=torch.uint8)), total):
+    gather = all_gather(torch.zeros(4, dtype=torch.uint8))
+    others = (
+        all_gather(torch.zeros(5, dtype=torch.uint8)),
+        broadcast(torch.zeros(4, dtype=torch.uint8), 0),
+        Start(gather),
+    )
+    for other in others:
         with pytest.raises(sw.DisagreementError, match="different things"):
-            answer_all([gather, other])
+            results_of([gather, other])
 
 
 @pytest.mark.parametrize("values", examples("values"), ids=label)
@@ -243,7 +253,7 @@ def test_nothing_piles_up_nowhere(values: ValueCodec) -> None:
     for step in range(3):
         before, after = ledger.open(0, engine.segments, torch.float32, CPU)
         gradient = torch.randn(110, generator=torch.Generator().manual_seed(step))
-        run = engine.run(gradient, before, after, Call(step, 0, 1), Meter())
+        run = engine.run(gradient, before, after, Call(step, 0, 1), Meter(), Workspace())
         drive(run, Alone(), Meter())
         assert not after["residual"][110:].any()
         ledger.commit()

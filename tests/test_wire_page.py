@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import sparsewire as sw
-from sparsewire.collectives import CHUNK
+from sparsewire.collectives.sums import CHUNK
 from sparsewire.desk import Call, Desk
 from sparsewire.engine import Exchange
 from sparsewire.indices import IndexCodec

@@ -5,20 +5,22 @@ What is said is sealed under a key of its own, so that nothing else passes for i
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from . import kernels
-from .collectives import Gather, Reduce, Request, Show, Total
+from .collectives.sums import sum_over_ranks
 from .desk import Call
 from .indices import Bitmap
 from .message import FINE, REASONS, first_damage, seal
+from .requests import Routine, all_gather, broadcast
 from .segments import Segments
+from .workspace import Workspace
 
 if TYPE_CHECKING:
     from .engine import Exchange
@@ -34,6 +36,7 @@ class Council:
     exchange: Exchange
     call: Call
     device: torch.device
+    work: Workspace
 
     def __post_init__(self) -> None:
         call, self.world = self.call, self.call.world
@@ -47,22 +50,24 @@ class Council:
         """The pieces, with as many coordinates as this rank may name."""
         return self.exchange.notice(self.world)
 
-    def add_up(self, numbers: Tensor) -> Generator[Request, Any, Tensor]:
-        total: Total = yield Reduce(numbers, numbers.dtype, self._context)
+    def add_up(self, numbers: Tensor) -> Routine[Tensor]:
+        total = yield from sum_over_ranks(
+            numbers, numbers.dtype, self._context, self.call.rank, self.world, self.work
+        )
         self.damage = total.damage
         return total.values
 
-    def name(self, indices: Tensor) -> Generator[Request, Any, None]:
-        yield Show(self._written(indices), self._leader)
+    def name(self, indices: Tensor) -> Routine[None]:
+        yield broadcast(self._written(indices), self._leader)
 
-    def hear(self) -> Generator[Request, Any, Tensor]:
-        message: Tensor = yield Show(self._blank(), self._leader)
+    def hear(self) -> Routine[Tensor]:
+        message: Tensor = yield broadcast(self._blank(), self._leader)
         (indices,), (is_fine,) = self._read([message], self._leader)
         table = self.notice.table(self.device)
         return torch.where(is_fine, indices, table.starts[table.owner] + table.place)
 
-    def pool(self, indices: Tensor) -> Generator[Request, Any, Tensor]:
-        messages: Sequence[Tensor] = yield Gather(self._written(indices))
+    def pool(self, indices: Tensor) -> Routine[Tensor]:
+        messages: Sequence[Tensor] = yield all_gather(self._written(indices))
         named, are_fine = self._read(messages, 0)
         segments = self.exchange.segments
         sound = torch.where(are_fine[:, None], named, segments.size)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from . import kernels
-from .collectives import Total
+from .collectives.sums import Total
 from .form import Form
 from .kernels.reference import finite
 from .message import (
@@ -27,6 +27,7 @@ from .message import (
 from .meter import Meter
 from .selectors import Draw
 from .values import Place
+from .workspace import Workspace
 
 if TYPE_CHECKING:
     from .engine import Exchange
@@ -59,9 +60,11 @@ class Desk:
     ledger: Tensor
     call: Call
     meter: Meter
+    work: Workspace
 
     def __post_init__(self) -> None:
-        self.share = 1 / self.call.world
+        self.rank, self.world = self.call.rank, self.call.world
+        self.share = 1 / self.world
         self.context: Context = self.exchange.context(self.call)
         self.damage = self.unsound = torch.full((), FINE, device=self.gradient.device)
         self._own: tuple[Tensor, Tensor] | None = None  # what this rank wrote, as others read it

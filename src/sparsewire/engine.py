@@ -6,23 +6,16 @@ knows nothing of networks, threads or devices; the drivers in `groups/` carry it
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import kernels
-from .collectives import (
-    Gather,
-    Request,
-    Sharded,
-    gather_traffic,
-    reduce_traffic,
-    show_traffic,
-)
+from .collectives import Sharded
+from .collectives.sums import reduce_traffic
 from .council import Council
 from .desk import Call, Desk
 from .form import Form
@@ -44,12 +37,14 @@ from .message import (
     settle,
 )
 from .meter import Meter
+from .requests import Routine, all_gather, broadcast_traffic, gather_traffic
 from .scheme import Scheme
 from .segments import Segments, Span
 from .selectors import Draw
 from .sharddesk import ShardDesk
 from .shards import OWNED, Shards
 from .values import ValueCodec
+from .workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -73,17 +68,14 @@ class Finding:
     unsound: Tensor
 
 
-Run = Generator[Request, Any, Finding]
-
-
-def agree(findings: Sequence[Finding], rank: int) -> Generator[Request, Any, Unsound | None]:
+def agree(findings: Sequence[Finding], rank: int) -> Routine[Unsound | None]:
     """Compare with all ranks what was found in the exchanges of a step.
 
     Returns None if every gradient now holds the mean. Raises `DamageError`, on all ranks, if any
     message was bad.
     """
     own = [pack_verdict(f.damage, f.unsound, f.context.key(rank)) for f in findings]
-    answers = yield Gather(torch.cat(own))
+    answers = yield all_gather(torch.cat(own))
     said = torch.stack(list(answers)).cpu().view(len(answers), len(findings), VERDICT_BYTES)
     for number, finding in enumerate(findings):
         bad = settle(said[:, number].contiguous(), finding.context)
@@ -226,7 +218,7 @@ class Exchange:
         """Bytes of it that are said before the choice."""
         count = self.scheme.selector.summed(self.segments)
         added = reduce_traffic(count, 4, 4, world) if count else 0
-        carried = show_traffic if self.scheme.selector.led else gather_traffic
+        carried = broadcast_traffic if self.scheme.selector.led else gather_traffic
         return added + carried(self.notice_bytes(world), world)
 
     def run(
@@ -236,11 +228,12 @@ class Exchange:
         after: Mapping[str, Tensor],
         call: Call,
         meter: Meter,
-    ) -> Run:
+        work: Workspace,
+    ) -> Routine[Finding]:
         """Exchange one flat gradient, which ends up holding the mean over all ranks.
 
         Reads the memory `before` and writes `after`; it is for the caller to keep `after`, or not,
-        once the ranks `agree`.
+        once the ranks `agree`. `work` is this rank's own, and may serve many exchanges in turn.
         """
         kept, after = after, self._widened(after)
         before = self._widened(before)
@@ -248,20 +241,20 @@ class Exchange:
 
         if not self._has_met or (call.opens and not waits):
             header = self._header(call)
-            answers = yield Gather(header.pack())
+            answers = yield all_gather(header.pack())
             headers = [Header.unpack(data, rank) for rank, data in enumerate(answers)]
             compare(headers, header, repr(self.scheme))
             self.__dict__["_has_met"] = True
 
         unused: list[Span] = []
         if self.skips_unused:
-            flags = yield Gather(self._used(gradient))
+            flags = yield all_gather(self._used(gradient))
             used = torch.stack(list(flags)).amax(dim=0).tolist()
             unused = [
                 span for span, is_used in zip(self.segments.spans, used, strict=True) if not is_used
             ]
 
-        council = Council(self, call, gradient.device)
+        council = Council(self, call, gradient.device, work)
         withdrawal = self._withdraw(gradient, before, after, call, council)
         taken = yield from meter.timed("select", withdrawal)
         meter.deposited[self.segments.spans] = taken.squares
@@ -270,10 +263,10 @@ class Exchange:
         self.leave_out(unused, taken.indices, taken.values, self.segments)
 
         shard = self.shard(call.rank, call.world)
-        desk = Desk(self, gradient, after[LEDGER], call, meter)
+        desk = Desk(self, gradient, after[LEDGER], call, meter, work)
         if shard is not None:
             owned = before.get(OWNED), after[OWNED]
-            desk = ShardDesk(self, gradient, after[LEDGER], call, meter, *owned, unused)
+            desk = ShardDesk(self, gradient, after[LEDGER], call, meter, work, *owned, unused)
         desk.damage = council.damage
         yield from self.scheme.collective.meet(taken.indices, taken.values, desk)
         for span in unused:
@@ -336,7 +329,7 @@ class Exchange:
         after: Mapping[str, Tensor],
         call: Call,
         council: Council,
-    ) -> Generator[Request, Any, Taken]:
+    ) -> Routine[Taken]:
         memory = self.scheme.memory
         addend = memory.addend(gradient, before, after, self.segments, call.world)
         draw = Draw(self.scheme.seed, call.step, call.rank)

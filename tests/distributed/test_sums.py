@@ -13,11 +13,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 import sparsewire as sw
-from sparsewire import collectives
-from sparsewire.collectives import Reduce, Total, ordered_sum
-from sparsewire.groups.distributed import IN_FLIGHT, DistributedGroup
+from sparsewire.collectives import sums
+from sparsewire.collectives.sums import (
+    IN_FLIGHT,
+    Total,
+    ordered_sum,
+    reduce_traffic,
+    sum_over_ranks,
+)
+from sparsewire.groups import drive
+from sparsewire.groups.distributed import DistributedGroup
 from sparsewire.groups.transport import Work
 from sparsewire.message import FINE, Context, damage_code, sealed_bytes
+from sparsewire.meter import Meter
+from sparsewire.workspace import Workspace
 
 from ..cluster import Cluster
 
@@ -30,19 +39,28 @@ CONTEXT = Context(step=3, bucket=1, scheme=5, layout=7)
 
 @contextmanager
 def small_chunks() -> Iterator[None]:
-    kept, collectives.CHUNK = collectives.CHUNK, CHUNK
+    kept, sums.CHUNK = sums.CHUNK, CHUNK
     try:
         yield
     finally:
-        collectives.CHUNK = kept
+        sums.CHUNK = kept
 
 
 def payload(rank: int, count: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(count, generator=torch.Generator().manual_seed(rank)).to(dtype)
 
 
-def request(count: int, dtype: torch.dtype = torch.float32) -> Reduce:
-    return Reduce(payload(dist.get_rank(), count, dtype), torch.float32, CONTEXT, 1 / 3)
+def add_up(
+    group: DistributedGroup,
+    count: int,
+    dtype: torch.dtype = torch.float32,
+    meter: Meter | None = None,
+    work: Workspace | None = None,
+) -> Total:
+    """A third of the sum of all ranks' payloads."""
+    values, work = payload(group.rank, count, dtype), work or Workspace()
+    routine = sum_over_ranks(values, torch.float32, CONTEXT, group.rank, group.size, work, 1 / 3)
+    return drive(routine, group, meter or Meter())
 
 
 @dataclass
@@ -86,12 +104,13 @@ class Tap:
 def _sum(count: int, dtype: torch.dtype) -> tuple[Tensor, int, int, int, int]:
     with small_chunks():
         group = DistributedGroup()
-        asked = request(count, dtype)
+        meter = Meter()
         with Tap(group) as tap:
-            total = group.answer(asked)
-        values, damage = total.values.clone(), int(total.damage)
+            total = add_up(group, count, dtype, meter)
         group.close()
-        return values, damage, tap.sent, asked.traffic(group.size), len(tap.arrived[0])
+        assert tap.sent == meter.bytes_sent
+        foretold = reduce_traffic(count, dtype.itemsize, 4, group.size)
+        return total.values, int(total.damage), tap.sent, foretold, len(tap.arrived[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -113,7 +132,7 @@ def _damaged(tamper: Callable[[int, int, list[Tensor]], None]) -> int:
         group = DistributedGroup()
         nothing = Tap.tamper
         with Tap(group, tamper if dist.get_rank() == 1 else nothing) as tap:
-            total: Total = group.answer(request(5 * CHUNK))
+            total = add_up(group, 5 * CHUNK)
         assert len(tap.arrived[0]) == len(tap.arrived[1]) == 5
         group.close()
         return int(total.damage)
@@ -164,43 +183,42 @@ def test_a_chunk_in_the_place_of_another_is_damage(
     assert four.run(_damaged, Repeat(leg, earlier, later))[1] == damage_code(3, 0)
 
 
-def _rooms(count: int) -> tuple[int, bool]:
+def _buffers(count: int) -> tuple[int, bool]:
     with small_chunks():
-        group = DistributedGroup()
-        group.answer(request(count))
-        first = {name: room.data_ptr() for name, room in group._rooms.items()}
-        group.answer(request(count))
-        again = {name: room.data_ptr() for name, room in group._rooms.items()}
-        nbytes = sum(room.numel() for room in group._rooms.values())
+        group, work = DistributedGroup(), Workspace()
+        add_up(group, count, work=work)
+        first = {name: buffer.data_ptr() for name, buffer in work.buffers.items()}
+        add_up(group, count, work=work)
+        again = {name: buffer.data_ptr() for name, buffer in work.buffers.items()}
+        nbytes = sum(buffer.numel() for buffer in work.buffers.values())
         group.close()
         return nbytes, first == again
 
 
-def test_rooms_are_kept_and_hold_the_sum_and_the_chunks_under_way(four: Cluster) -> None:
+def test_buffers_are_kept_and_hold_the_sum_and_the_chunks_under_way(four: Cluster) -> None:
     chunks = 100
     share = sealed_bytes(4 * 8)
     under_way = IN_FLIGHT * (4 + 4) * share  # sent and received
     expected = 4 * chunks * CHUNK + chunks * share + under_way
-    assert four.run(_rooms, chunks * CHUNK) == [(expected, True)] * 4
+    assert four.run(_buffers, chunks * CHUNK) == [(expected, True)] * 4
 
 
 def _left_alone() -> tuple[str, int]:
     """Rank 1 takes part in the first chunk, and then no more."""
     with small_chunks():
-        group = DistributedGroup(timeout=2)
+        group, work = DistributedGroup(timeout=2), Workspace()
+        add_up(group, CHUNK, work=work)
         if dist.get_rank() == 1:
-            group.answer(request(CHUNK))
             time.sleep(4)
             return "", 0
-        group.answer(request(CHUNK))
         try:
-            group.answer(request(5 * CHUNK))
+            add_up(group, 5 * CHUNK, work=work)
         except sw.ExchangeError as error:
-            return str(error), len(group._rooms)
+            return str(error), len(work.buffers)
         return "went on", 0
 
 
-def test_chunks_that_nobody_takes_end_in_time_and_let_go_of_their_rooms(fresh: Fresh) -> None:
-    (message, rooms), _ = fresh(2).run(_left_alone)
+def test_chunks_that_nobody_takes_end_in_time_and_let_go_of_their_buffers(fresh: Fresh) -> None:
+    (message, buffers), _ = fresh(2).run(_left_alone)
     assert "failed on rank 0 of 2" in message
-    assert rooms == 0
+    assert buffers == 0

@@ -27,6 +27,7 @@ from sparsewire.segments import Segments, Span
 from sparsewire.selectors import Draw, Selector
 from sparsewire.shards import OWNED
 from sparsewire.values import Place, ValueCodec
+from sparsewire.workspace import Workspace
 
 EXAMPLES: dict[type, tuple[Any, ...]] = {
     sw.TopK: (sw.TopK(0.1), sw.TopK(count=3)),
@@ -194,6 +195,7 @@ class Crew:
         self.step = 0
         self.ledgers = [Ledger(self.scheme.fields, self.shapes, r, world) for r in range(world)]
         self.meters = [Meter() for _ in range(world)]
+        self.work = [Workspace() for _ in range(world)]
         self.skips_unused = skips_unused
 
     @property
@@ -217,7 +219,7 @@ class Crew:
             shard = engine.shard(rank, self.world)
             before, after = self.ledgers[rank].open(0, engine.segments, kept, flat.device, shard)
             call = Call(self.step, rank, self.world)
-            runs.append(engine.run(flat, before, after, call, self.meters[rank]))
+            runs.append(engine.run(flat, before, after, call, self.meters[rank], self.work[rank]))
         group = sw.SimulatedGroup(self.world)
         findings = group.drive(runs, self.meters)
         closing = [agree([finding], rank) for rank, finding in enumerate(findings)]

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from sparsewire.collectives import Request
-from sparsewire.groups.simulated import answer_all
+from sparsewire.groups.simulated import results_of
+from sparsewire.requests import Request, Start, Step, Wait
 
 Result = TypeVar("Result")
 PATIENCE = 20.0  # seconds; a rank that does not come fails the test
@@ -20,7 +20,7 @@ class _Table:
     """Where requests are laid down and answers picked up."""
 
     size: int
-    requests: dict[int, Request] = field(default_factory=dict)
+    steps: dict[int, Step] = field(default_factory=dict)
     answers: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -28,7 +28,7 @@ class _Table:
         self.taken = threading.Barrier(self.size, timeout=PATIENCE)
 
     def _answer(self) -> None:
-        self.answers = answer_all([self.requests[rank] for rank in range(self.size)])
+        self.answers = results_of([self.steps[rank] for rank in range(self.size)])
 
 
 @dataclass
@@ -39,8 +39,14 @@ class Seat:
     size: int
     table: _Table
 
-    def answer(self, request: Request) -> Any:
-        self.table.requests[self.rank] = request
+    def start(self, request: Request) -> Any:
+        return self._meet(Start(request))
+
+    def wait(self, ticket: Any) -> Any:
+        return self._meet(Wait(ticket))
+
+    def _meet(self, step: Step) -> Any:
+        self.table.steps[self.rank] = step
         self.table.laid.wait()
         answer = self.table.answers[self.rank]
         self.table.taken.wait()

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import sparsewire as sw
-from sparsewire.collectives import Collective, ordered_sum
+from sparsewire.collectives import Collective
+from sparsewire.collectives.sums import ordered_sum
 from sparsewire.selectors import Selector, Sized
 
 from .cases import (

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any
-
 import pytest
 import torch
 
 import sparsewire as sw
-from sparsewire.collectives import Deliver, Gather, Reduce, Request, Show
-from sparsewire.engine import Call, Run, agree
-from sparsewire.groups.simulated import answer_all
+from sparsewire.collectives.sums import reduce_traffic
+from sparsewire.engine import Call, Finding, agree
+from sparsewire.groups.simulated import results_of
 from sparsewire.message import HEADER_BYTES, VERDICT_BYTES
+from sparsewire.requests import Request, Routine, Start, Wait
 from sparsewire.segments import Segments
 from sparsewire.values import Place, ValueCodec
 
 from .cases import SAMPLE, SHAPES, Crew, examples, label, noise
 
 
-def _step(run: Run, rank: int) -> Generator[Request, Any, None]:
+def _step(run: Routine[Finding], rank: int) -> Routine[None]:
     finding = yield from run
     yield from agree([finding], rank)
 
@@ -34,16 +32,21 @@ def requests_of(crew: Crew) -> list[Request]:
             0, engine.segments, crew.dtype, gradient.device, shard
         )
         call = Call(0, rank, crew.world)
-        runs.append(_step(engine.run(gradient, before, after, call, crew.meters[rank]), rank))
+        runs.append(
+            _step(
+                engine.run(gradient, before, after, call, crew.meters[rank], crew.work[rank]), rank
+            )
+        )
     asked: list[Request] = []
     answers: list[object] = [None] * crew.world
     while True:
         try:
-            requests = [run.send(answer) for run, answer in zip(runs, answers, strict=True)]
+            steps = [run.send(answer) for run, answer in zip(runs, answers, strict=True)]
         except StopIteration:
             return asked
-        asked.append(requests[0])
-        answers = answer_all(requests)
+        if not isinstance(steps[0], Wait):
+            asked.append(steps[0].request if isinstance(steps[0], Start) else steps[0])
+        answers = results_of(steps)
 
 
 @pytest.mark.parametrize("scheme", SAMPLE, ids=label)
@@ -65,30 +68,27 @@ def test_requests_are_as_large_as_announced(scheme: sw.Scheme, skips_unused: boo
     engine = crew.engine
     header, *others, verdict = requests_of(crew)
     flags, others = others[:skips_unused], others[skips_unused:]
-    talk, payloads = others[: scheme.selector.agreed], others[scheme.selector.agreed :]
+    said_ahead = scheme.selector.agreed * (1 if scheme.selector.named else 2)  # a sum takes two
+    talk, payloads = others[:said_ahead], others[said_ahead:]
     assert verdict.payload.numel() == VERDICT_BYTES
     assert header.payload.numel() == HEADER_BYTES
     assert [flag.payload.numel() for flag in flags] == [len(SHAPES)] * skips_unused
     for said in talk:
         if scheme.selector.named:
-            assert isinstance(said, Show if scheme.selector.led else Gather)
+            assert said.op == ("broadcast" if scheme.selector.led else "all_gather")
             assert said.payload.numel() == engine.notice_bytes(3)
-        else:
-            assert isinstance(said, Reduce)
-            assert said.payload.dtype == torch.float32
-            assert said.payload.numel() == scheme.selector.summed(engine.segments)
     assert sum(said.traffic(3) for said in talk) == engine.talk_traffic(3)
-    payload = payloads[0]
-    width = payload.payload.dtype.itemsize
-    if isinstance(payload, Deliver):
-        assert payload.payload.shape == (3, engine.push_bytes(3))
+    assert {payload.payload.dtype for payload in payloads} == {torch.uint8}
+    if scheme.collective.adds:
+        width = scheme.values.dtype.itemsize
+        assert width * engine.value_count == engine.form.value_bytes
+        count = reduce_traffic(engine.value_count, width, engine.sum_width, 3)
+        assert sum(payload.traffic(3) for payload in payloads) == count
+    elif scheme.collective.fields:
+        assert payloads[0].payload.shape == (3, engine.push_bytes(3))
         assert payloads[1].payload.numel() == engine.pull_bytes(3)
-    elif isinstance(payload, Gather):
-        assert payload.payload.dtype == torch.uint8
-        assert payload.payload.numel() == engine.message_bytes
     else:
-        assert payload.payload.numel() == engine.value_count
-        assert width * payload.payload.numel() == engine.form.value_bytes
+        assert payloads[0].payload.numel() == engine.message_bytes
     total = sum(request.traffic(3) for request in (header, *flags, *talk, *payloads, verdict))
     assert total == engine.traffic(3)
 

@@ -14,17 +14,19 @@ from torch import Tensor
 
 from .. import kernels
 from ..desk import Call
-from ..engine import Exchange, Run, Unsound, agree
+from ..engine import Exchange, Finding, Unsound, agree
 from ..errors import NonFiniteError, StateError
 from ..groups import Group, drive
 from ..groups.simulated import SimulatedGroup
 from ..ledger import Ledger, Remembered
 from ..memory import LEDGER
 from ..meter import Meter
+from ..requests import Routine
 from ..scheme import AnyScheme, Scheme, as_scheme
 from ..segments import Span
 from ..selectors import Selector
 from ..shards import OWNED
+from ..workspace import Workspace
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +67,7 @@ def exchange(
     """
     job = _Job(gradients, state, group.rank, group.size)
     group.doing = f"the exchange of step {state.step}"
-    finding = drive(job.run(), group, state.meter)
+    finding = drive(job.run(state._drawer.work), group, state.meter)
     return job.end(drive(agree([finding], group.rank), group, state.meter))
 
 
@@ -83,7 +85,8 @@ def simulate(
         _Job(g, s, rank, size) for rank, (g, s) in enumerate(zip(gradients, states, strict=True))
     ]
     group, meters = SimulatedGroup(size), [state.meter for state in states]
-    findings = group.drive([job.run() for job in jobs], meters)
+    # workers may have been given one state, but never share a workspace
+    findings = group.drive([job.run(Workspace()) for job in jobs], meters)
     verdicts = group.drive([agree([f], rank) for rank, f in enumerate(findings)], meters)
     ends = [job.end(verdict) for job, verdict in zip(jobs, verdicts, strict=True)]
     return ends[0][0], [state for _, state in ends]
@@ -94,6 +97,7 @@ class _Drawer:
     """What a rank need not work out anew at every step; losing it changes nothing."""
 
     exchanges: dict[object, Exchange] = field(default_factory=dict)
+    work: Workspace = field(default_factory=Workspace)
     spans: dict[str, tuple[Span, ...]] = field(default_factory=dict)  # of each field
     fields: dict[str, Tensor] = field(default_factory=dict)  # the memory, flat
 
@@ -164,10 +168,10 @@ class _Job:
                     view.view(span.shape).copy_(kept[kind])
         return flat
 
-    def run(self) -> Run:
+    def run(self, work: Workspace) -> Routine[Finding]:
         """The exchange itself, for a driver."""
         return self._exchange.run(
-            self._flat, self._before, self._after, self._call, self._state.meter
+            self._flat, self._before, self._after, self._call, self._state.meter, work
         )
 
     def end(self, verdict: Unsound | None) -> tuple[dict[str, Tensor], State]:
@@ -190,7 +194,7 @@ class _Job:
             for span, view in self._cuts[kind].views(tensor):
                 memory[span.name][kind] = view.view(span.shape)
         spans = {kind: self._cuts[kind].spans for kind in kept}
-        drawer = _Drawer(state._drawer.exchanges, spans, kept)
+        drawer = _Drawer(state._drawer.exchanges, state._drawer.work, spans, kept)
         ordered = {name: mean[name] for name in self._gradients}
         return ordered, replace(state, step=state.step + 1, memory=memory, _drawer=drawer)
 

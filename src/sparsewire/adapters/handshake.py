@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ..collectives import Gather
 from ..groups import Group
 from ..message import Header, compare, fingerprint
+from ..requests import all_gather
 from ..scheme import AnyScheme
 
 
@@ -21,6 +21,6 @@ def handshake(
     """
     layout = fingerprint(*(f"{n}:{tuple(p.shape)}:{p.dtype}" for n, p in parameters.items()))
     own = Header(group.rank, 0, 0, fingerprint(repr(scheme), options), layout, 0)
-    answers = group.answer(Gather(own.pack()))
+    answers = group.wait(group.start(all_gather(own.pack())))
     headers = [Header.unpack(data, rank) for rank, data in enumerate(answers)]
     compare(headers, own, repr(scheme))

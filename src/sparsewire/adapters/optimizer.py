@@ -25,6 +25,7 @@ from ..meter import Meter
 from ..report import Report
 from ..scheme import AnyScheme, Scheme, as_scheme
 from ..selectors import Selector
+from ..workspace import Workspace
 from . import saved
 from .handshake import handshake
 from .model import check_momentum, named_parameters
@@ -65,6 +66,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._named = {id(p): (name, p) for name, p in named.items()}
         self._device = next(iter(named.values())).device
         self._meter = Meter()
+        self._work = Workspace()
         self._last: Exchange | None = None
         self.steps = 0
         self.group: Group = Alone()
@@ -131,7 +133,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         before, after = self._ledger.open(0, segments, kept, self._device, shard)
         call = Call(self.steps, self.group.rank, self.group.size)
         self.group.doing = f"the exchange of step {self.steps}"
-        run = exchange.run(flat, before, after, call, self._meter)
+        run = exchange.run(flat, before, after, call, self._meter, self._work)
         try:
             finding = drive(run, self.group, self._meter)
             verdict = drive(agree([finding], self.group.rank), self.group, self._meter)

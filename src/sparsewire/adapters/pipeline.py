@@ -27,6 +27,7 @@ from ..groups.worker import Promise, Worker
 from ..ledger import Ledger
 from ..meter import Meter
 from ..scheme import AnyScheme, Scheme
+from ..workspace import Workspace
 from .model import gradient_views
 from .scaling import Scaling
 
@@ -113,6 +114,7 @@ class Pipeline:
             place = self.peers.rank, self.peers.size
             self.ledger = Ledger(scheme.fields, self.shapes, *place)
         self.meter = Meter()
+        self._work = Workspace()
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._dtypes = {name: p.dtype for name, p in parameters.items()}
         self._device = next(iter(parameters.values())).device
@@ -212,7 +214,7 @@ class Pipeline:
         key = GLOBAL if scheme.scope == "global" else bucket
         before, after = self.ledger.open(key, exchange.segments, kept, flat.device, shard)
         call = Call(step.number, group.rank, group.size, bucket, opens=not step.findings)
-        run = exchange.run(flat, before, after, call, self.meter)
+        run = exchange.run(flat, before, after, call, self.meter, self._work)
         step.findings.append(drive(run, group, self.meter))
         self.meter.values += exchange.segments.size
 

@@ -15,16 +15,18 @@ from torch import Tensor
 
 from .. import kernels
 from ..desk import Call
-from ..engine import Exchange, Finding, Run, agree
+from ..engine import Exchange, Finding, agree
 from ..groups.simulated import SimulatedGroup
 from ..kernels.cards import owned
 from ..memory import LEDGER
 from ..message import FINE, REASONS, VALUES
 from ..meter import Meter
+from ..requests import Routine
 from ..scheme import AnyScheme, Scheme
 from ..segments import Segments, Shape
 from ..selectors import Draw, Selector
 from ..shards import OWNED
+from ..workspace import Workspace
 from .capture import Captured
 
 # What is captured repeats the random numbers that are drawn inside it: where Threshold's sample
@@ -134,6 +136,7 @@ class _Phase:
             scheme = replace(scheme, selector=_Drawn(scheme.selector, self._drawn))
         self._exchanges = [Exchange(scheme, cut) for cut in segments]
         self._group = SimulatedGroup(workers)
+        self._work = [Workspace() for _ in range(workers)]
         turns = math.lcm(TURNS, workers) if scheme.selector.named else TURNS
         self._turns = [Captured(self._meet, device) for _ in range(turns)]
 
@@ -167,7 +170,7 @@ class _Phase:
         else:  # memories are rounded when all is over
             self._note(self._group.drive(runs, meters))
 
-    def _runs(self, meters: Sequence[Meter]) -> list[Run]:
+    def _runs(self, meters: Sequence[Meter]) -> list[Routine[Finding]]:
         whole = self._simulation
         step = whole.step % len(self._turns) if whole._device.type == "cuda" else whole.step
         before, after = whole._pages[step % 2], whole._pages[1 - step % 2]
@@ -176,7 +179,9 @@ class _Phase:
             kept = {name: before[rank][name] for name in self.scheme.fields}
             call = Call(step, rank, len(self._exchanges))
             gradient = whole.gradients[rank]
-            runs.append(exchange.run(gradient, kept, after[rank], call, meters[rank]))
+            runs.append(
+                exchange.run(gradient, kept, after[rank], call, meters[rank], self._work[rank])
+            )
         return runs
 
     def _note(self, findings: Sequence[Finding]) -> None:

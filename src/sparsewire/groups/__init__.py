@@ -6,11 +6,10 @@ in one process. Both give the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from typing import Any, Protocol, TypeVar
 
-from ..collectives import Request
 from ..meter import Meter
+from ..requests import Request, Routine, Start, Wait
 from .simulated import answer_all
 
 
@@ -22,8 +21,11 @@ class Group(Protocol):
     doing: str
     """What is under way, for the words of an error."""
 
-    def answer(self, request: Request) -> Any:
-        """Carry out one request together with all other ranks."""
+    def start(self, request: Request) -> Any:
+        """Begin a request together with all other ranks; returns a ticket for `wait`."""
+
+    def wait(self, ticket: Any) -> Any:
+        """Wait for the end of a request, and return its answer."""
 
 
 class Alone:
@@ -33,22 +35,35 @@ class Alone:
     size = 1
     doing = ""
 
-    def answer(self, request: Request) -> Any:
+    def start(self, request: Request) -> Any:
         return answer_all([request])[0]
+
+    def wait(self, ticket: Any) -> Any:
+        return ticket
 
 
 Result = TypeVar("Result")
 
 
-def drive(run: Generator[Request, Any, Result], group: Group, meter: Meter) -> Result:
+def drive(routine: Routine[Result], group: Group, meter: Meter) -> Result:
     """Run one rank's part to its end."""
     answer: Any = None
-    while True:
-        try:
-            request = run.send(answer)
-        except StopIteration as end:
-            result: Result = end.value
-            return result
-        with meter.stage("exchange"):
-            answer = group.answer(request)
-        meter.count(request.traffic(group.size))
+    try:
+        while True:
+            try:
+                step = routine.send(answer)
+            except StopIteration as end:
+                result: Result = end.value
+                return result
+            with meter.stage("exchange"):
+                if isinstance(step, Wait):
+                    answer = group.wait(step.ticket)
+                elif isinstance(step, Start):
+                    answer = group.start(step.request)
+                else:
+                    answer = group.wait(group.start(step))
+            if not isinstance(step, Wait):
+                request = step.request if isinstance(step, Start) else step
+                meter.count(request.traffic(group.size))
+    finally:
+        routine.close()  # what failed lets go of its buffers at once

@@ -7,42 +7,34 @@ mix with those that the training script or another thread issues, and have a dea
 from __future__ import annotations
 
 import datetime
-import itertools
 import weakref
-from collections import deque
-from collections.abc import Generator, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..collectives import (
-    Deliver,
-    Gather,
-    Reduce,
-    Request,
-    Show,
-    Total,
-    chunk_sizes,
-    ordered_sum,
-    share_size,
-)
 from ..errors import AttachError, ExchangeError
-from ..message import first_broken, is_sealed, seal, sealed_bytes
+from ..requests import Request
 from .rollcall import RollCall
 from .simulated import answer_all
 from .transport import Transport, Work
-
-IN_FLIGHT = 3  # legs of a sum that are under way at the same time
-Leg = Generator[Work, None, None]  # yields what must be over before it can go on
 
 # Doubles that are free again. They are not destroyed: torch may give a new group the name of one
 # that is gone, and then finds the addresses of the old one in the store.
 _spares: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[float, list[dist.ProcessGroup]]] = (
     weakref.WeakKeyDictionary()
 )
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """A request under way: what to wait for, and what to call then."""
+
+    work: Work | None
+    answer: Callable[[], Any]
 
 
 class DistributedGroup:
@@ -79,7 +71,6 @@ class DistributedGroup:
         self.roll_call: RollCall | None = None
         self.doing = "the first meeting"
         self._closed = False
-        self._rooms: dict[str, Tensor] = {}
         self._is_own = _is_own
         if self.size > 1 and _is_own:
             self._double = original
@@ -120,12 +111,21 @@ class DistributedGroup:
         assert isinstance(double, dist.ProcessGroup)
         return double
 
-    def answer(self, request: Request) -> Any:
-        """Carry out one request together with all other ranks."""
+    def start(self, request: Request) -> Ticket:
+        """Begin a request together with all other ranks."""
         if self._closed:
             raise ExchangeError(f"{self.doing} cannot take place: the group was closed")
         try:
-            return self._answer(request)
+            return self._start(request)
+        except RuntimeError as cause:
+            raise self.failure(cause) from cause
+
+    def wait(self, ticket: Ticket) -> Any:
+        """Wait for the end of a request, and return its answer."""
+        try:
+            if ticket.work is not None:
+                ticket.work.wait()
+            return ticket.answer()
         except RuntimeError as cause:
             raise self.failure(cause) from cause
 
@@ -151,109 +151,25 @@ class DistributedGroup:
         error.__cause__ = cause
         return error
 
-    def _answer(self, request: Request) -> Any:
+    def _start(self, request: Request) -> Ticket:
         home = request.payload.device
         payload = request.payload.to(self._device).contiguous()
         if self.size == 1:
-            return answer_all([request])[0]
-        if isinstance(request, Gather):
-            output = payload.new_empty(self.size * payload.numel())
-            self._transport.gather(output, payload).wait()
-            return list(output.to(home).view(self.size, -1))
-        if isinstance(request, Deliver):
-            rows = torch.empty_like(payload)
-            self._transport.deliver(rows, payload).wait()
-            return list(rows.to(home))
-        if isinstance(request, Show):
+            answer = answer_all([request])[0]
+            return Ticket(None, lambda: answer)
+        if request.op == "broadcast":
             shown = payload if self.rank == request.root else torch.empty_like(payload)
-            self._transport.show(shown, request.root).wait()
-            return shown.to(home)
-        total = self._reduce(payload, request)
-        return Total(total.values.to(home), total.damage.to(home))
-
-    def _reduce(self, payload: Tensor, request: Reduce) -> Total:
-        """Every rank adds up its share of all chunks, then all gather the shares."""
-        sizes = chunk_sizes(payload.numel())
-        total = self._room("total", payload.numel() * request.dtype.itemsize).view(request.dtype)
-        parts, goals = torch.split(payload, sizes), torch.split(total, sizes)
-        sealed: list[Tensor] = []
-        slots = itertools.cycle(range(IN_FLIGHT))
-        # not chunk by chunk: two kinds of traffic at once get in each other's way
-        legs = [
-            *(self._add_up(n, p, request, sealed, next(slots)) for n, p in enumerate(parts)),
-            *(self._spread(n, g, request, sealed, next(slots)) for n, g in enumerate(goals)),
-        ]
-        try:
-            _overlap(legs, at_once=min(IN_FLIGHT, len(sizes)))
-        except BaseException:
-            self._rooms.clear()  # what is still under way may write there
-            raise
-        return Total(total, first_broken(torch.stack(sealed).all(0)))
-
-    def _add_up(
-        self, chunk: int, part: Tensor, request: Reduce, sealed: list[Tensor], slot: int
-    ) -> Leg:
-        """Give every rank its share of a chunk, and add up this rank's."""
-        keys, share = self._keys(request, chunk), share_size(part.numel(), self.size)
-        sent = self._rows(f"sent {slot}", share, part.dtype)
-        received = self._rows(f"received {slot}", share, part.dtype)
-        for rank, (row, piece) in enumerate(zip(sent, self._shares(part), strict=True)):
-            row[: piece.nbytes] = piece.view(torch.uint8)
-            row[piece.nbytes :] = 0
-            if rank != self.rank:
-                seal(row, keys[self.rank])
-        # as bytes, since not every backend carries every float type
-        yield self._transport.deliver(received, sent)
-        sealed.append(self._are_sealed(received, keys))
-        parts = [row[: share * part.dtype.itemsize].view(part.dtype) for row in received]
-        end = share * request.dtype.itemsize
-        own = self._room(f"sum {chunk}", sealed_bytes(end))
-        ordered_sum(parts, request.dtype, request.scale, out=own[:end].view(request.dtype))
-        own[end:] = 0
-        seal(own, keys[self.rank])
-
-    def _spread(
-        self, chunk: int, goal: Tensor, request: Reduce, sealed: list[Tensor], slot: int
-    ) -> Leg:
-        """Show all ranks the sum of this rank's share of a chunk, and write theirs into `goal`."""
-        share = share_size(goal.numel(), self.size)
-        shown = self._rows(f"received {slot}", share, goal.dtype)
-        yield self._transport.gather(shown.view(-1), self._room(f"sum {chunk}", shown.shape[1]))
-        sealed.append(self._are_sealed(shown, self._keys(request, chunk)))
-        for row, piece in zip(shown, self._shares(goal), strict=True):
-            piece.copy_(row[: piece.nbytes].view(goal.dtype))
-
-    def _keys(self, request: Reduce, chunk: int) -> list[int]:
-        context = replace(request.context, chunk=chunk)
-        return [context.key(rank) for rank in range(self.size)]
-
-    def _shares(self, chunk: Tensor) -> list[Tensor]:
-        """The values of a chunk that each rank adds up; the last ranks may have fewer, or none."""
-        share = share_size(chunk.numel(), self.size)
-        return [chunk[rank * share : (rank + 1) * share] for rank in range(self.size)]
-
-    def _rows(self, name: str, share: int, dtype: torch.dtype) -> Tensor:
-        """Room for one sealed share from or for every rank."""
-        width = sealed_bytes(share * dtype.itemsize)
-        return self._room(name, self.size * width).view(self.size, width)
-
-    def _room(self, name: str, nbytes: int) -> Tensor:
-        """Memory that is kept: to get as much anew costs more than to send it over a fast link."""
-        room = self._rooms.get(name)
-        if room is None or room.numel() < nbytes:
-            room = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
-            self._rooms[name] = room
-        return room[:nbytes]
-
-    def _are_sealed(self, rows: Tensor, keys: list[int]) -> Tensor:
-        """Whether each rank's share is as it was sent; this rank's own never left."""
-        own = torch.ones((), dtype=torch.bool, device=rows.device)
-        return torch.stack(
-            [
-                own if rank == self.rank else is_sealed(row, key)
-                for rank, (row, key) in enumerate(zip(rows, keys, strict=True))
-            ]
-        )
+            return Ticket(self._transport.show(shown, request.root), lambda: shown.to(home))
+        rows = request.out
+        if rows is None or rows.device != self._device:
+            width = payload.numel() if request.op == "all_gather" else payload.shape[1]
+            rows = payload.new_empty(self.size, width)
+        arrived = rows
+        if request.op == "all_gather":
+            work = self._transport.gather(arrived.view(-1), payload)
+        else:
+            work = self._transport.deliver(arrived, payload)
+        return Ticket(work, lambda: list(arrived.to(home)))
 
     @property
     def members(self) -> list[int]:
@@ -289,21 +205,4 @@ class DistributedGroup:
         if self._double is not None and not self._is_own:
             _spares[self._original][self.timeout].append(self._double)
         self._double = None
-        self._rooms.clear()
         self._closed = True
-
-
-def _overlap(legs: Iterable[Leg], at_once: int) -> None:
-    """Let some legs travel while another is worked on, in the same order on all ranks."""
-    under_way: deque[tuple[Leg, Work]] = deque()
-    for leg in legs:
-        under_way.append((leg, next(leg)))
-        if len(under_way) == at_once:
-            _finish(*under_way.popleft())
-    for leg, work in under_way:
-        _finish(leg, work)
-
-
-def _finish(leg: Leg, work: Work) -> None:
-    work.wait()
-    next(leg, None)

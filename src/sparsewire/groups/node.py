@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from .. import errors
-from ..collectives import Gather
 from ..errors import AttachError, SparsewireError
+from ..requests import all_gather
 from .distributed import DistributedGroup
 
 Within = dist.ProcessGroup | DeviceMesh | int | Literal["local"]
@@ -155,7 +155,7 @@ def _share_out(mine: list[int], everyone: DistributedGroup) -> list[list[int]]:
         raise AttachError("within= needs a model over all ranks, since all must make the groups")
     row = torch.full((everyone.size,), -1)
     row[: len(mine)] = torch.tensor(mine)
-    answers = everyone.answer(Gather(row.view(torch.uint8)))
+    answers = everyone.wait(everyone.start(all_gather(row.view(torch.uint8))))
     rows = [answer.cpu().view(torch.int64).tolist() for answer in answers]
     nodes = sorted({tuple(rank for rank in row if rank >= 0) for row in rows})
     if len({len(node) for node in nodes}) > 1 or sum(map(len, nodes)) != everyone.size:

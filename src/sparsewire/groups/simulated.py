@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-import torch
-
-from ..collectives import Deliver, Gather, Reduce, Request, Show, Total, ordered_sum
 from ..errors import DisagreementError, SchemeError
-from ..message import FINE
 from ..meter import Meter
+from ..requests import Request, Routine, Start, Step, Wait
 
 Result = TypeVar("Result")
 
@@ -23,28 +21,24 @@ class SimulatedGroup:
             raise SchemeError(f"a simulated group of {size} workers makes no sense; use at least 1")
         self.size = size
 
-    def drive(
-        self, runs: Sequence[Generator[Request, Any, Result]], meters: Sequence[Meter]
-    ) -> list[Result]:
+    def drive(self, runs: Sequence[Routine[Result]], meters: Sequence[Meter]) -> list[Result]:
         """Run every worker's part to its end; they end together. What each one returned."""
         answers: Sequence[Any] = [None] * self.size
         while True:
-            requests: list[Request] = []
+            steps: list[Step] = []
             results: list[Result] = []
             for run, answer in zip(runs, answers, strict=True):
                 try:
-                    requests.append(run.send(answer))
+                    steps.append(run.send(answer))
                 except StopIteration as end:
                     results.append(end.value)
-            if not requests:
+            if not steps:
                 return results
             if results:
                 raise DisagreementError("some workers ended their exchange before the others")
-            answers = self._answer(requests, meters)
+            answers = self._answer(steps, meters)
 
-    def follow(
-        self, runs: Sequence[Generator[Request, Any, Result]], meters: Sequence[Meter]
-    ) -> Result:
+    def follow(self, runs: Sequence[Routine[Result]], meters: Sequence[Meter]) -> Result:
         """Run the first worker's part to its end, and the others' as far as it depends on them.
 
         All ranks end with the same mean, so one of them need work it out.
@@ -52,39 +46,50 @@ class SimulatedGroup:
         answers: Sequence[Any] = [None] * self.size
         while True:
             try:
-                requests = [runs[0].send(answers[0])]
+                steps = [runs[0].send(answers[0])]
             except StopIteration as end:
                 for run in runs[1:]:
                     run.close()
                 return cast(Result, end.value)
-            requests += [
-                run.send(answer) for run, answer in zip(runs[1:], answers[1:], strict=True)
-            ]
-            answers = self._answer(requests, meters)
+            steps += [run.send(answer) for run, answer in zip(runs[1:], answers[1:], strict=True)]
+            answers = self._answer(steps, meters)
 
-    def _answer(self, requests: Sequence[Request], meters: Sequence[Meter]) -> list[Any]:
-        answers = answer_all(requests)
-        for request, meter in zip(requests, meters, strict=True):
-            meter.count(request.traffic(self.size))
-        return answers
+    def _answer(self, steps: Sequence[Step], meters: Sequence[Meter]) -> list[Any]:
+        if not isinstance(steps[0], Wait):
+            for step, meter in zip(steps, meters, strict=True):
+                assert not isinstance(step, Wait)
+                request = step.request if isinstance(step, Start) else step
+                meter.count(request.traffic(self.size))
+        return results_of(steps)
+
+
+def results_of(steps: Sequence[Step]) -> list[Any]:
+    """What each rank gets when all have made the same step."""
+    kinds = {type(step) for step in steps}
+    if kinds == {Wait}:
+        return [step.ticket for step in steps if isinstance(step, Wait)]
+    if kinds == {Start}:
+        # a copy, as on a network: the sender may write to its payload before all have read it
+        started = [step.request for step in steps if isinstance(step, Start)]
+        return answer_all([replace(r, payload=r.payload.clone()) for r in started])
+    if kinds != {Request}:
+        raise _different()
+    return answer_all([step for step in steps if isinstance(step, Request)])
 
 
 def answer_all(requests: Sequence[Request]) -> list[Any]:
     """What each rank gets when all have asked."""
     first = requests[0]
     payloads = [request.payload for request in requests]
-    alike = all(type(r) is type(first) for r in requests)
-    if not alike or len({payload.numel() for payload in payloads}) != 1:
-        raise DisagreementError(
-            "workers asked for different things: their schemes or layouts differ"
-        )
-    if isinstance(first, Gather):
+    alike = all((r.op, r.root) == (first.op, first.root) for r in requests)
+    if not alike or len({payload.shape for payload in payloads}) != 1:
+        raise _different()
+    if first.op == "all_gather":
         return [payloads] * len(requests)
-    if isinstance(first, Deliver):
+    if first.op == "all_to_all":
         return [[payload[rank] for payload in payloads] for rank in range(len(requests))]
-    if isinstance(first, Show):
-        return [payloads[first.root]] * len(requests)
-    assert isinstance(first, Reduce)
-    total = ordered_sum(payloads, first.dtype, first.scale)
-    fine = torch.full((), FINE, device=total.device)
-    return [Total(total, fine)] * len(requests)
+    return [payloads[first.root]] * len(requests)
+
+
+def _different() -> DisagreementError:
+    return DisagreementError("workers asked for different things: their schemes or layouts differ")

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...collectives import CHUNK, chunk_sizes, share_size
+from ...collectives.sums import CHUNK, chunk_sizes, share_size
 from ...engine import Exchange
 from ...groups.transport import gather_hops
 from ...message import HEADER_BYTES

@@ -1,0 +1,96 @@
+"""What an exchange asks its driver to do: carry bytes between the ranks.
+
+An exchange is a routine: a generator that yields steps and is sent their results. It knows no
+network, thread or clock, so the same routine runs over `torch.distributed`, between simulated
+workers, or under a test that damages what it carries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One collective operation. All ranks ask for the same, with payloads of the same shape.
+
+    Arguments:
+        op: 'all_gather': every rank gets all ranks' payloads, as a list in rank order.
+            'all_to_all': row r of the payload goes to rank r; every rank gets the rows that all
+            ranks had for it, as a list in rank order.
+            'broadcast': every rank gets the payload of rank `root`; the payloads of the others
+            only say how long it is.
+        payload: a uint8 tensor, flat but for 'all_to_all'.
+        root: the rank that 'broadcast' starts from.
+        out: memory with a row for each rank that the driver may use for what arrives, so that it
+            need not allocate.
+    """
+
+    op: Literal["all_gather", "all_to_all", "broadcast"]
+    payload: Tensor
+    root: int = 0
+    out: Tensor | None = None
+
+    def traffic(self, world: int) -> int:
+        """Return the bytes that a rank sends, and receives; for 'broadcast' on average."""
+        nbytes = self.payload.numel()
+        if self.op == "all_to_all":
+            return gather_traffic(nbytes // world, world)
+        if self.op == "all_gather":
+            return gather_traffic(nbytes, world)
+        return broadcast_traffic(nbytes, world)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Begin a request and go on at once; the result is a ticket for `Wait`."""
+
+    request: Request
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Wait for a request that was started; the result is what the request would have given."""
+
+    ticket: Any
+
+
+Step = Request | Start | Wait
+Routine = Generator[Step, Any, T]
+
+
+def all_gather(payload: Tensor, out: Tensor | None = None) -> Request:
+    """Give every rank all ranks' payloads."""
+    return Request("all_gather", payload, out=out)
+
+
+def all_to_all(rows: Tensor, out: Tensor | None = None) -> Request:
+    """Give rank r row r."""
+    return Request("all_to_all", rows, out=out)
+
+
+def broadcast(payload: Tensor, root: int) -> Request:
+    """Give every rank the payload of `root`."""
+    return Request("broadcast", payload, root)
+
+
+def gather_traffic(nbytes: int, world: int) -> int:
+    """Return the bytes each rank sends when its message of `nbytes` reaches every other rank."""
+    return (world - 1) * nbytes
+
+
+def broadcast_traffic(nbytes: int, world: int) -> int:
+    """Return the bytes each rank sends, on average, when one rank's message reaches all others.
+
+    However it is passed on, every other rank receives it once.
+
+    >>> broadcast_traffic(1000, 4), broadcast_traffic(1000, 1)
+    (750, 0)
+    """
+    return -(-(world - 1) * nbytes // world)
