@@ -39,7 +39,6 @@ def bench(folder: Path, *words: str, command: str = "step") -> subprocess.Comple
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=100,
     )
 
 

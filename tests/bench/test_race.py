@@ -160,7 +160,6 @@ def race_over_loopback(folder: Path, data: Path, *words: str) -> dict[str, Any]:
     return {one["name"]: one for one in content["contenders"]}
 
 
-@pytest.mark.timeout(100)
 def test_a_race(tmp_path: Path, data: Path) -> None:
     words = ["--target", "0.5", "--evaluate-every", "5", "--limit-steps", "80", "--lr", "0.1"]
     found = race_over_loopback(tmp_path, data, *words, "--schemes", "TopK(0.05)")
@@ -181,7 +180,6 @@ def test_a_race(tmp_path: Path, data: Path) -> None:
     assert sparse["points"][1]["payload"] < dense["points"][1]["payload"] / 5
 
 
-@pytest.mark.timeout(100)
 def test_those_who_never_get_there(tmp_path: Path, data: Path) -> None:
     words = ["--target", "0.999", "--evaluate-every", "4", "--limit-steps", "6"]
     found = race_over_loopback(tmp_path, data, *words, "--schemes", "TopK(0.05)")
@@ -192,7 +190,6 @@ def test_those_who_never_get_there(tmp_path: Path, data: Path) -> None:
         assert one["summary"]["seconds_to_target"] is None
 
 
-@pytest.mark.timeout(100)
 def test_those_who_diverge(tmp_path: Path, data: Path) -> None:
     words = ["--lr", "1e30", "--evaluate-every", "4", "--limit-steps", "8"]
     found = race_over_loopback(tmp_path, data, *words, "--schemes", "TopK(0.05)")
@@ -217,7 +214,6 @@ WRONG_WORDS = [
 ]
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(("words", "reason"), WRONG_WORDS, ids=[case[0] for case in WRONG_WORDS])
 def test_wrong_words(capsys: pytest.CaptureFixture[str], words: str, reason: str) -> None:
     assert main(["bench", "train", "--hosts", "2", *words.split()]) == 2
@@ -227,7 +223,6 @@ def test_wrong_words(capsys: pytest.CaptureFixture[str], words: str, reason: str
     assert reason in shown.err
 
 
-@pytest.mark.timeout(60)
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["bench"], ["bench", "train", "--help"]):
         with pytest.raises(SystemExit) as ended:

@@ -214,7 +214,6 @@ def test_table_picture_and_page(scale: Scale, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow  # starts processes three times: alone, on two hosts and on three
-@pytest.mark.timeout(100)
 def test_a_measurement(folder: Path) -> None:
     words = ["--loopback", "--hosts", "3", "2", "--model", "tiny:model", "--rounds", "1"]
     more = ["--steps", "2", "--schemes", "TopK(0.1)", "--most", "100", "--out", "out"]
@@ -249,7 +248,6 @@ WRONG_WORDS = [
 ]
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(("words", "reason"), WRONG_WORDS, ids=[case[0] for case in WRONG_WORDS])
 def test_wrong_words(capsys: pytest.CaptureFixture[str], words: str, reason: str) -> None:
     assert main(["bench", "scale", *words.split()]) == 2
@@ -259,7 +257,6 @@ def test_wrong_words(capsys: pytest.CaptureFixture[str], words: str, reason: str
     assert reason in shown.err
 
 
-@pytest.mark.timeout(60)
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["bench"], ["bench", "scale", "--help"]):
         with pytest.raises(SystemExit) as ended:

@@ -16,7 +16,6 @@ from sparsewire.cli.plan import cores
 from .conftest import environment, run, sentence
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "words",
     [[], ["--help"], ["train", "--help"], ["compare", "--help"], ["lab", "--help"], ["--version"]],
@@ -34,13 +33,11 @@ def test_help_does_not_import_torch(words: list[str]) -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=50,
     )
     assert ended.returncode == 0, ended.stderr
     assert "examples:" in ended.stdout or "--version" in words
 
 
-@pytest.mark.timeout(60)
 def test_help_of_every_command_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("train", "compare", "list", "explain", "lab"):
         with pytest.raises(SystemExit) as ended:
@@ -49,7 +46,6 @@ def test_help_of_every_command_has_examples(capsys: pytest.CaptureFixture[str]) 
         assert f"  sparsewire {command}" in capsys.readouterr().out
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("missing", ["tyro", "rich"])
 def test_missing_extra(missing: str) -> None:
     program = (
@@ -61,13 +57,11 @@ def test_missing_extra(missing: str) -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=50,
     )
     assert ended.returncode == 1
     assert sentence(ended).endswith(f"needs {missing}: pip install 'sparsewire[cli]'")
 
 
-@pytest.mark.timeout(60)
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     import sparsewire as sw
 
@@ -81,7 +75,6 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
         assert all(part.__name__ in shown for part in parts)
 
 
-@pytest.mark.timeout(60)
 def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     import sparsewire as sw
 
@@ -137,7 +130,6 @@ WRONG_WORDS = [
 ]
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(("words", "reason"), WRONG_WORDS, ids=[case[0] for case in WRONG_WORDS])
 def test_wrong_words(capsys: pytest.CaptureFixture[str], words: str, reason: str) -> None:
     assert main(words.split()) == 2
@@ -148,7 +140,6 @@ def test_wrong_words(capsys: pytest.CaptureFixture[str], words: str, reason: str
     assert reason in shown.err
 
 
-@pytest.mark.timeout(60)
 def test_too_many_workers_for_the_cores(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,7 +149,6 @@ def test_too_many_workers_for_the_cores(
     assert "too many for the 2 cores here: at most 32" in capsys.readouterr().err
 
 
-@pytest.mark.timeout(60)
 def test_missing_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "mnist", "--data", str(tmp_path)]) == 1
     said = capsys.readouterr().err
@@ -166,7 +156,6 @@ def test_missing_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "--data" in said
 
 
-@pytest.mark.timeout(60)
 def test_unwritable_output(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "file"
     file.touch()
@@ -185,14 +174,12 @@ def test_unwritable_output(tmp_path: Path, data: Path, capsys: pytest.CaptureFix
         assert said.count("\n") == 1
 
 
-@pytest.mark.timeout(60)
 def test_nothing_to_resume(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "mnist", "--data", str(data), "--checkpoint", str(tmp_path), "--resume"]
     assert main(words) == 1
     assert f"there is no checkpoint in {tmp_path}" in capsys.readouterr().err
 
 
-@pytest.mark.timeout(60)
 def test_compare_under_torchrun(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,7 +189,6 @@ def test_compare_under_torchrun(
     assert "without torchrun" in capsys.readouterr().err
 
 
-@pytest.mark.timeout(60)
 def test_busy_port(data: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -211,7 +197,6 @@ def test_busy_port(data: Path) -> None:
     assert f"port {port} cannot be used" in sentence(ended)
 
 
-@pytest.mark.timeout(60)
 def test_damaged_data_through_the_real_entry_point(tmp_path: Path, data: Path) -> None:
     for file in data.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -222,14 +207,12 @@ def test_damaged_data_through_the_real_entry_point(tmp_path: Path, data: Path) -
     assert f"{damaged} is damaged" in sentence(ended)
 
 
-@pytest.mark.timeout(60)
 def test_unknown_scheme_through_the_real_entry_point() -> None:
     ended = run("train", "mnist", "--scheme", "TopKK(0.01)")
     assert ended.returncode == 2
     assert "did you mean TopK?" in sentence(ended)
 
 
-@pytest.mark.timeout(60)
 def test_a_reader_that_has_had_enough() -> None:
     program = f"{sys.executable} -m sparsewire.cli list --json | head -c 1"
     ended = subprocess.run(
@@ -237,7 +220,6 @@ def test_a_reader_that_has_had_enough() -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=50,
     )
     assert ended.stdout == "{"
     assert ended.stderr == ""

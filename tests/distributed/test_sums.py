@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from sparsewire.groups.transport import Work
 from sparsewire.message import FINE, Context, damage_code, sealed_bytes
 
 from ..cluster import Cluster
+from ..patience import patience, telling, wait_for
 
 Fresh = Callable[[int], Cluster]
 
@@ -184,23 +185,22 @@ def test_rooms_are_kept_and_hold_the_sum_and_the_chunks_under_way(four: Cluster)
     assert four.run(_rooms, chunks * CHUNK) == [(expected, True)] * 4
 
 
-def _left_alone() -> tuple[str, int]:
+def _left_alone(deadline: float, over: Path) -> tuple[str, int]:
     """Rank 1 takes part in the first chunk, and then no more."""
     with small_chunks():
-        group = DistributedGroup(timeout=2)
-        if dist.get_rank() == 1:
-            group.answer(request(CHUNK))
-            time.sleep(4)
-            return "", 0
+        group = DistributedGroup(timeout=deadline)
         group.answer(request(CHUNK))
-        try:
+        if dist.get_rank() == 1:
+            wait_for(over.exists)
+            return "", 0
+        with telling(over), pytest.raises(sw.ExchangeError) as error:
             group.answer(request(5 * CHUNK))
-        except sw.ExchangeError as error:
-            return str(error), len(group._rooms)
-        return "went on", 0
+        return str(error.value), len(group._rooms)
 
 
-def test_chunks_that_nobody_takes_end_in_time_and_let_go_of_their_rooms(fresh: Fresh) -> None:
-    (message, rooms), _ = fresh(2).run(_left_alone)
+def test_chunks_that_nobody_takes_end_in_time_and_let_go_of_their_rooms(
+    fresh: Fresh, tmp_path: Path
+) -> None:
+    (message, rooms), _ = fresh(2).run(_left_alone, patience(2), tmp_path / "over")
     assert "failed on rank 0 of 2" in message
     assert rooms == 0
