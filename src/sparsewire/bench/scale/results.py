@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from ..contenders import COMPUTE, DENSE
-from ..results import SCHEMA, Contender, Results, ResultsError, Run, rounded, say_seconds
+from ..results import SCHEMA, Contender, Results, ResultsError, Run, comparison, rounded
 from ..setting import Setting
 from .loads import Loads
 from .model import Measured, Model, fit, share
@@ -226,20 +226,15 @@ def headline(scale: Scale) -> str:
     where = f"On {hosts} hosts {scale.place}"
     if not run.schemes or run.dense is None:
         return f"{where}, there was nothing to compare."
-    best, dense = run.schemes[0], run.dense
-    ratio = dense.median / best.median
-    told = f"{ratio:.1f}× faster" if ratio >= 1 else f"{1 / ratio:.1f}× slower"
-    return (
-        f"{where}, a step takes {say_seconds(best.median, dense.median)} with {best.name}, "
-        f"{told} than dense DDP; {_ending(scale, best.name)}."
-    )
+    name = run.schemes[0].name
+    return f"{where}, {comparison(run)}; in the model {name} {_prospect(scale, name)}."
 
 
-def _ending(scale: Scale, name: str) -> str:
+def _prospect(scale: Scale, name: str) -> str:
     crossing = scale.crossover(name)
     if crossing is None:
-        return f"in the model it stays faster up to {scale.most} hosts"
-    return f"in the model dense DDP is as fast from {crossing} hosts on"
+        return f"is faster than dense DDP up to {scale.most} hosts"
+    return f"is no faster than dense DDP from {crossing} hosts on"
 
 
 def remarks(scale: Scale) -> list[str]:
@@ -262,7 +257,9 @@ def remarks(scale: Scale) -> list[str]:
                 if crossing is None
                 else f"as many bytes as dense DDP from {crossing} hosts on"
             )
-            said.append(f"With {name} a host receives {about}; {_ending(scale, name)}.")
+            said.append(
+                f"With {name} a host receives {about}; in the model it {_prospect(scale, name)}."
+            )
     for hosts, run in scale.runs:
         said += [f"{one.name} failed on {hosts} hosts: {one.failed}" for one in run.failed]
         said += [
