@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 
@@ -188,6 +189,31 @@ def test_what_follows(scale: Scale) -> None:
     said = " ".join(remarks(scale))
     assert f"in the model it is no faster than dense DDP from {crossing} hosts on" in said
     assert "bf16 hook failed on 2 hosts" in said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "prospect"),
+    [
+        (lambda hosts: 50.0, "is faster than dense DDP up to 1024 hosts"),
+        (lambda hosts: 200.0, "is no faster than dense DDP up to 1024 hosts"),
+        (lambda hosts: float(hosts), "is no faster than dense DDP from 100 hosts on"),
+        (lambda hosts: 3000 / hosts, "is faster than dense DDP from 31 hosts on"),
+        (lambda hosts: abs(300 - hosts) / 4 + 50, "is no faster than dense DDP from 500 hosts on"),
+    ],
+)
+def test_what_a_model_says_of_more_hosts_holds_for_all_of_them(
+    scale: Scale,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: Callable[[int], float],
+    prospect: str,
+) -> None:
+    """Whatever the lines do: they may cross twice, or a scheme may win with many hosts alone."""
+
+    def modelled(self: Scale, name: str, hosts: int) -> float:
+        return 100.0 if name == "dense DDP" else seconds(hosts)
+
+    monkeypatch.setattr(Scale, "modelled", modelled)
+    assert headline(scale).endswith(f"; in the model {SHARED} {prospect}.")
 
 
 def test_json_round_trip(scale: Scale) -> None:

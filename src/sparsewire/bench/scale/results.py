@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 from ..contenders import COMPUTE, DENSE
@@ -139,20 +140,24 @@ class Scale:
         return found if found[-1] == self.most else [*found, self.most]
 
     def crossover(self, name: str) -> int | None:
-        """The least number of hosts with which dense DDP is as fast in the model, if any is."""
-        return self._first(lambda n: self.modelled(name, n) >= self.modelled(DENSE, n))
+        """The number of hosts from which dense DDP is as fast in the model, if there is one."""
+        return self._from_on(lambda n: self.modelled(name, n) >= self.modelled(DENSE, n))
+
+    def lead(self, name: str) -> int | None:
+        """The number of hosts from which dense DDP is slower in the model, if there is one."""
+        return self._from_on(lambda n: self.modelled(name, n) < self.modelled(DENSE, n))
 
     def crossover_of_bytes(self, name: str) -> int | None:
-        """The least number of hosts with which dense DDP receives no more, if there is one."""
-        return self._first(lambda n: self.received(name, n) >= self.received(DENSE, n))
+        """The number of hosts from which dense DDP receives no more, if there is one."""
+        return self._from_on(lambda n: self.received(name, n) >= self.received(DENSE, n))
 
-    def _first(self, has_crossed: Callable[[int], bool]) -> int | None:
-        """The least number of hosts for which this is so; it is then so for all larger ones."""
-        crossed = [hosts for hosts in self.doublings if has_crossed(hosts)]
-        if not crossed:
+    def _from_on(self, holds: Callable[[int], bool]) -> int | None:
+        """The least number of hosts from which this holds up to `most`; None if it does not."""
+        held = list(takewhile(holds, reversed(self.doublings)))
+        if not held:
             return None
-        between = range(max(2, crossed[0] // 2), crossed[0] + 1)
-        return between[bisect_left(between, True, key=has_crossed)]
+        between = range(max(2, held[-1] // 2), held[-1] + 1)
+        return between[bisect_left(between, True, key=holds)]
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it, with what follows from the samples beside them."""
@@ -231,10 +236,12 @@ def headline(scale: Scale) -> str:
 
 
 def _prospect(scale: Scale, name: str) -> str:
-    crossing = scale.crossover(name)
-    if crossing is None:
-        return f"is faster than dense DDP up to {scale.most} hosts"
-    return f"is no faster than dense DDP from {crossing} hosts on"
+    """How a scheme fares in the model as the number of hosts grows."""
+    begin, lead = scale.crossover(name), scale.lead(name)
+    fares = "faster" if begin is None else "no faster"
+    since = lead if begin is None else begin
+    where = f"up to {scale.most} hosts" if since == 2 else f"from {since} hosts on"
+    return f"is {fares} than dense DDP {where}"
 
 
 def remarks(scale: Scale) -> list[str]:
