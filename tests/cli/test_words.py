@@ -135,7 +135,7 @@ WRONG_WORDS = [
     ("train mnist --workers four", "--workers takes a whole number, not 'four'"),
     ("train mnist --lr fast", "--lr takes a number, not 'fast'"),
     ("train mnist --worker 4", "perhaps you meant --workers"),
-    ("train mnist --optimizer adam", "--optimizer takes sgd or adagrad, not 'adam'"),
+    ("train mnist --optimizer adam", "--optimizer takes adagrad or sgd, not 'adam'"),
     ("train mnist --optimizer", "--optimizer needs a value"),
     ("reproduce --device tpu", "--device takes cpu or cuda, not 'tpu'"),
     ("train mnist --hidden wide", "--hidden takes whole numbers"),

@@ -154,7 +154,8 @@ def _condense(box: str, command: str) -> str:
                 sentence = f"{flag[1]} takes {wanted}, not {given[1]}"
     choice = re.match(r"invalid choice (.*) for argument '(.*)'\. Expected (.*)", sentence)
     if choice:
-        choices = [name for name in re.findall("'(.*?)'", choice[3]) if name != "None"]
+        # Where a flag may be left out, tyro lists None among the rest, in another order each time.
+        choices = sorted(set(re.findall("'(.*?)'", choice[3])) - {"None"})
         sentence = f"{choice[2]} takes {' or '.join(choices)}, not {choice[1]}"
     missing = re.match(r"Missing value for argument '(.*)'\.", sentence)
     if missing:
