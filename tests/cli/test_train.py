@@ -213,6 +213,9 @@ def test_compare_on_a_terminal(data: Path, tmp_path: Path) -> None:
     assert "values=BFloat16()" in table
     results = json.loads((out / "results.json").read_text())
     first, second = results["results"]
+    for one in (first, second):
+        low, high = one["step_quartiles"]
+        assert 0 < low <= one["step_seconds"] <= high
     assert len(first["test_accuracies"]) == 2
     assert first["reduction"] < 1.1 < 5 < second["reduction"]
     assert (out / "comparison.png").read_bytes().startswith(b"\x89PNG")

@@ -89,15 +89,48 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["parameters"] == 784 * 8 + 8 + 8 * 10 + 10
 
 
+OWN_MODEL = """
+from torch import nn
+
+def small(rank):
+    net = nn.Sequential(nn.Linear(30, 50), nn.Linear(50, 10))
+    net[1].bias.requires_grad_(False)
+    return net, lambda net: None
+"""
+
+
+@pytest.mark.timeout(60)
+def test_explain_for_the_models_of_bench(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own_model.py").write_text(OWN_MODEL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    assert main(["explain", "TopK(0.1)", "--model", "own_model:small", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"] == 30 * 50 + 50 + 50 * 10
+    assert main(["explain", "TopK(0.1)", "--model", "transformer", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"] > 10**6
+
+
+@pytest.mark.timeout(60)
+def test_one_worker_is_no_plural(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "TopK(0.01)", "--workers", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "none, since 1 worker has nobody to exchange with" in shown
+    assert "1 workers" not in shown
+
+
 WRONG_WORDS = [
     ("trian mnist", "did you mean train?"),
     ("frobnicate", "there are demo, train, compare, list, explain"),
     ("train", "missing from sparsewire train: {mnist}"),
-    ("train minst", "invalid choice 'minst'"),
+    ("train minst", "task takes mnist, not 'minst'"),
     ("train mnist --workers four", "--workers takes a whole number, not 'four'"),
     ("train mnist --lr fast", "--lr takes a number, not 'fast'"),
     ("train mnist --worker 4", "perhaps you meant --workers"),
-    ("train mnist --optimizer adam", "Expected one of ('sgd', 'adagrad')"),
+    ("train mnist --optimizer adam", "--optimizer takes adagrad or sgd, not 'adam'"),
+    ("train mnist --optimizer", "--optimizer needs a value"),
+    ("reproduce --device tpu", "--device takes cpu or cuda, not 'tpu'"),
     ("train mnist --hidden wide", "--hidden takes whole numbers"),
     ("train mnist --workers 0", "--workers must be at least 1, not 0"),
     ("train mnist --workers -3", "--workers must be at least 1, not -3"),
@@ -114,7 +147,7 @@ WRONG_WORDS = [
     ("train mnist --timeout 0", "--timeout must be"),
     ("train mnist --resume", "--resume needs --checkpoint"),
     ("train mnist --checkpoint-every 5", "--checkpoint-every needs --checkpoint"),
-    ("train mnist --limit 100 --batch-size 64", "4 workers with --batch-size 64 need 256 images"),
+    ("train mnist --limit 100 --batch-size 64", "--batch-size 64 on 4 workers takes 256 images"),
     ("train mnist --scheme TopKK(0.01)", "did you mean TopK?"),
     ("train mnist --scheme TopK(0)", "above 0 and at most 1"),
     ("train mnist --scheme TopK(2)", "above 0 and at most 1"),
@@ -127,6 +160,7 @@ WRONG_WORDS = [
     ("explain TopK(0.1) --params inf", "--params must be in 1 to"),
     ("explain TopK(0.1) --workers 0", "--workers must be at least 1"),
     ("explain TopK(0.1) --model mnist --hidden 0", "--hidden widths"),
+    ("explain TopK(0.1) --model resnet19", "there are mnist, resnet18, transformer, or your own"),
 ]
 
 
@@ -146,7 +180,7 @@ def test_too_many_workers_for_the_cores(
     monkeypatch.setattr("sparsewire.cli.plan.cores", lambda: 2)
     assert cores() >= 1
     assert main(["train", "mnist", "--workers", "33"]) == 2
-    assert "too many for the 2 cores here: at most 32" in capsys.readouterr().err
+    assert "too many for 2 cores: at most 32" in capsys.readouterr().err
 
 
 def test_missing_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

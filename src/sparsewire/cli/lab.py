@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from ..lab import Lab, LabError, Link, Loopback, lacking, obstacle, running, set_rate, show_rate
+from ..report import plural
 from . import ranks
 from .errors import USAGE, CommandError, explain_os_error
 from .options import Lab as Options
@@ -39,7 +40,7 @@ def lab(options: Options) -> int:
             )
     with place:
         if isinstance(place, Loopback):
-            _say(f"{place.hosts} ranks over 127.0.0.1, with no shaping")
+            _say(f"{plural(place.hosts, 'rank')} over 127.0.0.1, with no shaping")
         elif options.check or not options.command:
             _check(place, Console(stderr=bool(options.command)))
         if options.command:

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import os
 import secrets
-import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from . import namespaces, plan, records
-from .commands import run_all
+from .commands import find, run_all
 from .environment import variables
 from .errors import LabError
 from .links import Link, measure
@@ -104,8 +103,7 @@ class Lab:
             popen_keywords: as for `subprocess.Popen`.
         """
         self._record.plan.check_host(host)
-        ip = shutil.which("ip") or "ip"
-        command = [ip, "netns", "exec", self._record.plan.host(host), *argv]
+        command = [find("ip") or "ip", "netns", "exec", self._record.plan.host(host), *argv]
         return self._processes.start(command, env, popen_keywords)
 
     def inside(self, host: int) -> contextlib.AbstractContextManager[None]:

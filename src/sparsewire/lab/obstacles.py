@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 import sys
 
 from .cluster import Lab
+from .commands import find
 from .errors import LabError
 
 _HINTS = {
@@ -24,7 +24,7 @@ def lacking() -> str | None:
     if os.geteuid():
         return "a lab needs root to make network namespaces: run it with sudo"
     for command in ("ip", "tc"):
-        if shutil.which(command) is None:
+        if find(command) is None:
             return f"a lab needs the command {command}: install iproute2"
     return None
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from .common import PLACES
+from .common import MODELS, PLACES
 
 _ALL_PEERS = "(default: dense fp16 bf16 powersgd-1 powersgd-4)"
 _BATCHES = "(default: 40 for mnist, 16 for resnet18, 8 for transformer)"
@@ -46,7 +46,7 @@ examples:
 class BenchStep:
     """Measure what a training step costs with each scheme and each peer."""
 
-    model: Annotated[str, arg(metavar="{mnist,resnet18,transformer,MODULE:FUNCTION}")] = "mnist"
+    model: Annotated[str, arg(metavar=MODELS)] = "mnist"
     """What is trained: one of these, or your own function(rank) that returns (model, loss)."""
     schemes: Annotated[tuple[str, ...], arg(metavar="SCHEME [SCHEME ...]")] = BENCH_SCHEMES
     """sparsewire's schemes."""
@@ -156,7 +156,7 @@ examples:
 class BenchScale:
     """Measure bytes and time per step against the number of hosts, and model more."""
 
-    model: Annotated[str, arg(metavar="{mnist,resnet18,transformer,MODULE:FUNCTION}")] = "mnist"
+    model: Annotated[str, arg(metavar=MODELS)] = "mnist"
     """What is trained: one of these, or your own function(rank) that returns (model, loss)."""
     schemes: Annotated[tuple[str, ...], arg(metavar="SCHEME [SCHEME ...]")] = SCALE_SCHEMES
     """sparsewire's schemes, beside compute alone and dense DDP."""
