@@ -13,7 +13,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-from . import namespaces, plan, records
+from . import namespaces, plan, records, rootless
 from .commands import run_all
 from .environment import variables
 from .errors import LabError
@@ -59,6 +59,9 @@ class Lab:
         return self._record.plan.id
 
     def __enter__(self) -> Lab:
+        reason = rootless.lacking()
+        if reason:
+            raise LabError(reason)
         sweep()
         self._unwinding.begin()
         atexit.register(self.close)
@@ -142,13 +145,18 @@ def sweep() -> None:
 
 
 def running() -> list[Plan]:
-    """The labs on this machine that somebody uses."""
-    return [record.plan for record in records.read_all() if record.owned]
+    """The labs on this machine that this user's programs use."""
+    here = (record for record in records.read_all() if record.owned)
+    return [record.plan for record in (*here, *rootless.labs())]
 
 
 def set_rate(lab: str, rate: str, host: int | None = None) -> None:
     """Change the rate of a running lab, which may be another process's."""
     bits = parse_rate(rate)
+    for elsewhere in rootless.labs():
+        if elsewhere.plan.id == lab:
+            rootless.set_rate(elsewhere, rate, host)
+            return
     with records.alone():
         record = _find(lab)
         changed = replace(record, plan=record.plan.with_rate(bits, host))
