@@ -51,8 +51,8 @@ pytestmark = [
     pytest.mark.timeout(100),
     pytest.mark.xdist_group("lab"),
     pytest.mark.usefixtures("nothing_stays"),
-    pytest.mark.skipif(bool(why_not()), reason=why_not()),
 ]
+needs_namespaces = pytest.mark.skipif(bool(why_not()), reason=why_not())
 LAB = [*ORDINARY, *COMMAND, "lab"]
 
 
@@ -73,23 +73,22 @@ def relatives(pid: int) -> set[int]:
 class Running:
     """A lab of two hosts, in each of which a shell and its child wait."""
 
-    def __init__(self, folder: Path, output: int = subprocess.PIPE) -> None:
+    def __init__(self, folder: Path) -> None:
         folder.mkdir()
         program = "sleep 500 & echo here; wait"
         words = ["--hosts", "2", "--rate", "50mbit", "--no-check", "--logs", str(folder)]
         self.process = subprocess.Popen(
             [*LAB, *words, "--", "sh", "-c", program],
             env=environment(),
-            stdin=output,
-            stdout=output,
-            stderr=output,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
         logs = [folder / f"rank-{rank}.log" for rank in range(2)]
         wait_for(lambda: all(log.exists() and "here" in log.read_text() for log in logs), 30)
         self.relatives = relatives(self.process.pid)
-        assert len(self.relatives) >= 5, "a guard, and two processes on each host"
+        assert len(self.relatives) >= 4, "two processes on each host"
 
     def assert_nothing_stays(self) -> None:
         wait_for(lambda: not any(map(alive, self.relatives)), 10)
@@ -104,15 +103,18 @@ def running(tmp_path: Path) -> Iterator[Running]:
     one.process.communicate()
 
 
+@needs_namespaces
 def test_links_are_as_slow_as_asked() -> None:
-    ended = run(*LAB, "--hosts", "2", "--rate", "50mbit", "--rate", "1=20mbit")
+    ended = run(*LAB, "--hosts", "2", "--rate", "20mbit", "--rate", "1=5mbit")
     assert ended.returncode == 0, ended.stderr
     lines = [line.split() for line in ended.stdout.splitlines() if line.startswith("host")]
-    for line, asked in zip(lines, (50, 20), strict=True):
+    for line, asked in zip(lines, (20, 5), strict=True):
         assert line[2] == f"{asked}mbit"
-        assert all(0.9 < float(way.removesuffix("mbit")) / asked < 1.1 for way in line[3:])
+        # Less only if the machine is busy; not shaped they would be a hundred times as fast.
+        assert all(0.5 < float(way.removesuffix("mbit")) / asked < 1.1 for way in line[3:])
 
 
+@needs_namespaces
 def test_hosts_are_apart_and_files_are_the_users(tmp_path: Path) -> None:
     program = 'readlink /proc/self/ns/net; pwd; echo "$COLOUR"; touch made-$RANK'
     command = [*LAB, "--hosts", "2", "--no-check", "--", "sh", "-c", program]
@@ -128,6 +130,7 @@ def test_hosts_are_apart_and_files_are_the_users(tmp_path: Path) -> None:
         assert path.stat().st_uid == os.geteuid()
 
 
+@needs_namespaces
 def test_the_code_of_the_rank_that_failed(tmp_path: Path) -> None:
     words = ["--hosts", "2", "--no-check", "--logs", str(tmp_path)]
     ended = run(*LAB, *words, "--", "sh", "-c", "test $RANK = 0 || exit 7; sleep 500")
@@ -135,6 +138,7 @@ def test_the_code_of_the_rank_that_failed(tmp_path: Path) -> None:
     assert sentence(ended) == f"sparsewire: rank 1 ended with code 7 (logs in {tmp_path})"
 
 
+@needs_namespaces
 def test_ctrl_c_at_a_terminal(tmp_path: Path) -> None:
     master, slave = pty.openpty()
     with open(slave, "r+b", buffering=0) as terminal:
@@ -168,6 +172,7 @@ def test_ctrl_c_at_a_terminal(tmp_path: Path) -> None:
     wait_for(lambda: not any(map(alive, inside)), 10)
 
 
+@needs_namespaces
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_signals_leave_nothing(running: Running, number: signal.Signals) -> None:
     running.process.send_signal(number)
@@ -176,6 +181,7 @@ def test_signals_leave_nothing(running: Running, number: signal.Signals) -> None
     running.assert_nothing_stays()
 
 
+@needs_namespaces
 def test_rates_are_set_from_elsewhere(running: Running, tmp_path: Path) -> None:
     ended = run(*LAB, "--set", "30mbit", "--set", "1=20mbit")
     assert ended.returncode == 0, ended.stderr
@@ -185,6 +191,9 @@ def test_rates_are_set_from_elsewhere(running: Running, tmp_path: Path) -> None:
     for host, rate in enumerate(("30Mbit", "20Mbit")):
         shown = ["tc", "-n", f"sparsewire-{lab[1]}-host{host}", "qdisc", "show", "dev", "eth0"]
         assert f"rate {rate}" in run(*ORDINARY, *join, *shown).stdout
+    ended = run(*LAB, "--set", "2=30mbit")
+    assert ended.returncode == 1
+    assert sentence(ended) == "sparsewire: there is no host 2: hosts are 0 to 1"
     ended = run(*LAB, "--set", "30mbit", "--lab", "c0ffee00")
     assert ended.returncode == 1
     assert "no lab c0ffee00 of yours runs here" in sentence(ended)
@@ -198,6 +207,7 @@ def test_rates_are_set_from_elsewhere(running: Running, tmp_path: Path) -> None:
         other.process.communicate()
 
 
+@needs_namespaces
 def test_training_on_slow_links(data: Path) -> None:
     words = ["--rate", "100mbit", "--epochs", "1", "--data", str(data), "--quiet", "--json"]
     ended = run(*ORDINARY, *COMMAND, "train", "mnist", *QUICK, *words)
@@ -205,6 +215,7 @@ def test_training_on_slow_links(data: Path) -> None:
     assert json.loads(ended.stdout)["workers"] == 2
 
 
+@needs_namespaces
 def test_run_keeps_what_others_have_there() -> None:
     ask = ["sh", "-c", "touch /run/netns; ls -A /run"]
     script = [sys.executable, "-I", "-S", usernamespace.__file__, "new"]
@@ -217,6 +228,7 @@ def test_run_keeps_what_others_have_there() -> None:
         assert inside == f"{folder.stat().st_dev}:{folder.stat().st_ino}\n"
 
 
+@needs_namespaces
 def test_python_says_how_to_get_a_lab() -> None:
     program = """
 from sparsewire.lab import Lab, LabError, obstacle
@@ -231,6 +243,7 @@ except LabError as error:
     assert "with sudo, or as a command of `sparsewire lab --hosts 1 --no-check --`" in first
 
 
+@needs_namespaces
 def test_the_way_that_is_named_works(tmp_path: Path) -> None:
     program = "from sparsewire.lab import Lab; print(Lab(hosts=1).__enter__().check()[0].asked)"
     words = ["--hosts", "1", "--no-check", "--logs", str(tmp_path)]
@@ -245,6 +258,7 @@ FORBIDDEN = [
 ]
 
 
+@needs_namespaces
 def test_where_they_are_forbidden_the_setting_is_named() -> None:
     ended = run(*FORBIDDEN, *COMMAND, "lab", "--hosts", "2")
     assert ended.returncode == 1
@@ -254,6 +268,7 @@ def test_where_they_are_forbidden_the_setting_is_named() -> None:
     assert "add --loopback" in said
 
 
+@needs_namespaces
 def test_the_demo_does_without(data: Path, tmp_path: Path) -> None:
     words = ["--data", str(data), "--out", str(tmp_path / "out")]
     with subprocess.Popen(
@@ -304,6 +319,7 @@ def test_root_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     rootless.enter()
 
 
+@needs_namespaces
 def test_who_is_privileged(monkeypatch: pytest.MonkeyPatch) -> None:
     ask = "from sparsewire.lab import rootless; print(rootless.privileged())"
     script = [sys.executable, "-I", "-S", usernamespace.__file__, "new"]

@@ -6,6 +6,7 @@ records: neither root's labs nor those of other programs can be seen from there.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -27,12 +28,20 @@ _SYSCTLS = {
     "user.max_mnt_namespaces": ("0", "15000"),
 }
 """Kernel settings that forbid user namespaces: the value that does, and one that does not."""
-_ASIDE = "import sys; sys.path.append(sys.argv.pop(1)); from sparsewire.lab import {0}; {1}"
+_ASIDE = """
+import sys
+sys.path.append(sys.argv[1])
+from sparsewire.lab import LabError, obstacles, rootless, set_rate
+try:
+    sys.exit({})
+except LabError as error:
+    sys.exit(str(error))
+"""
 
 
 def privileged() -> bool:
     """Whether this process may make networks: as root, unless a container takes the rights away."""
-    if os.geteuid():
+    if sys.platform != "linux" or os.geteuid():
         return False
     found = re.search(r"^CapEff:\s*(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)
     needed = _CAP_NET_ADMIN | _CAP_SYS_ADMIN
@@ -57,9 +66,9 @@ def refusal() -> str | None:
 
     Found out by building a small one there, once in a process.
     """
-    # Asked for first, so that no trial can ever lead to another one inside it.
-    able = "obstacles.trial() if rootless.privileged() else 'not permitted'"
-    ended = _aside("new", "obstacles, rootless", f"sys.exit({able})")
+    # The rights are asked for first, so that no trial can ever lead to another one inside it.
+    no = "this kernel gives no rights in a user namespace: networks are not permitted"
+    ended = _aside("new", f"obstacles.trial() if rootless.privileged() else {no!r}")
     if not ended.returncode:
         return None
     said = ended.stderr.strip()
@@ -93,28 +102,36 @@ def enter() -> None:
 
 def labs() -> Iterator[Record]:
     """The labs that other programs of this user have in user namespaces of their own."""
-    if sys.platform != "linux" or privileged():
+    if sys.platform != "linux":
         return
     here = os.readlink("/proc/self/ns/user")
     for process in Path("/proc").glob("[0-9]*"):
-        for record in records.read(process / "root/run/sparsewire"):
-            mine = record.pid == int(process.name) and record.owned
-            if mine and os.readlink(process / "ns/user") != here:
-                yield record
+        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+            if os.readlink(process / "ns/user") == here:
+                continue
+            for record in records.read(process / "root/run/sparsewire"):
+                if record.pid == int(process.name):
+                    yield record
 
 
-def set_rate(record: Record, rate: str, host: int | None) -> None:
-    """Change the rate of a lab in another user namespace."""
-    change = f"set_rate({record.plan.id!r}, {rate!r}, {host!r})"
-    ended = _aside(str(record.pid), "set_rate", change)
+def set_rate(lab: str, rate: str, host: int | None) -> None:
+    """Change the rate of one of these labs."""
+    owner = next((record.pid for record in labs() if record.plan.id == lab), None)
+    if owner is None:
+        raise LabError(f"no lab {lab} of yours runs here")
+    ended = _aside(str(owner), f"set_rate({lab!r}, {rate!r}, {host!r})")
     if ended.returncode:
-        raise LabError(f"lab {record.plan.id} cannot be changed: {ended.stderr.strip()}")
+        raise LabError(ended.stderr.strip())
 
 
-def _aside(place: str, name: str, statement: str) -> subprocess.CompletedProcess[str]:
-    """Run a statement about names of this package in a namespace, in another process."""
+def _aside(place: str, expression: str) -> subprocess.CompletedProcess[str]:
+    """Evaluate an expression in a namespace, in another process; what is not None is an error.
+
+    Args:
+        place: "new", or the process whose namespaces to join.
+    """
     source = Path(__file__).parents[2]
-    python = [sys.executable, "-I", "-S", "-c", _ASIDE.format(name, statement), str(source)]
+    python = [sys.executable, "-I", "-S", "-c", _ASIDE.format(expression), str(source)]
     return subprocess.run(
         _command(place, python),
         stdin=subprocess.DEVNULL,

@@ -19,7 +19,6 @@ import contextlib
 import ctypes
 import fcntl
 import os
-import select
 import signal
 import socket
 import struct
@@ -30,6 +29,7 @@ REFUSED = 125  # exit code: the kernel does not allow the namespaces
 
 _CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWNET = 0x00020000, 0x10000000, 0x40000000
 _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC = 0x2, 0x4, 0x1000, 0x4000
+_PR_SET_PDEATHSIG = 1
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1
 _PATIENCE = 5.0  # seconds for killed processes to be gone
 
@@ -97,16 +97,19 @@ def _guard() -> None:
 
     A namespace exists for as long as a process is in it, and no later lab can see into this one.
     """
-    owner = os.pidfd_open(os.getpid())
+    owner = os.getpid()
     if os.fork():
-        os.close(owner)
         return
     os.setsid()  # the terminal's Ctrl-C is for the command
     os.chdir("/")
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(nowhere, number)  # nobody is to wait for the end of this one's output
-    select.select([owner], [], [])
+    awaited = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    _call("prctl", _PR_SET_PDEATHSIG, signal.SIGTERM)
+    while os.getppid() == owner:
+        signal.sigwait(awaited)
     deadline = time.monotonic() + _PATIENCE
     while _kill_all() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -118,17 +121,12 @@ def _kill_all() -> int:
     found = 0
     mine = os.stat("/proc/self/ns/user")
     for pid in (int(name) for name in os.listdir("/proc") if name.isdecimal()):
-        if pid == os.getpid():
-            continue
         with contextlib.suppress(OSError):
-            held = os.pidfd_open(pid)
-            try:
-                os.stat(f"/proc/{pid}/ns/net")  # a process that has ended has none
-                if os.path.samestat(os.stat(f"/proc/{pid}/ns/user"), mine):
-                    signal.pidfd_send_signal(held, signal.SIGKILL)
-                    found += 1
-            finally:
-                os.close(held)
+            os.stat(f"/proc/{pid}/ns/net")  # a process that has ended has none
+            theirs = os.stat(f"/proc/{pid}/ns/user")
+            if os.path.samestat(theirs, mine) and pid != os.getpid():
+                os.kill(pid, signal.SIGKILL)
+                found += 1
     return found
 
 
