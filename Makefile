@@ -41,21 +41,21 @@ bench-encode: $(STAMP)  ## what choosing and adding up cost here, beside a copy,
 bench-share: $(STAMP)  ## the share of a training step that coding takes, and how well TopK guesses
 	$(BIN)/python benchmarks/share.py
 
-bench-table2: $(STAMP)  ## what a step of ResNet-18 consists of: on one device, and on 8 hosts, which needs root
+bench-table2: $(STAMP)  ## what a step of ResNet-18 consists of: on one device, and on 8 hosts
 	$(BIN)/python benchmarks/table2.py
 	$(BIN)/sparsewire bench step --model resnet18 --hosts 8 --rates 1gbit 10gbit --batch-size 4 --rounds 2 --steps 2 --peers dense --schemes "TopK(0.01)" "RandomK(0.01, shared=False)" "RandomK(0.01)" "BlockRandomK(0.01)" "BlockRandomK(0.01, shared=True)" --out benchmarks/results/table2
 
-bench-step: $(STAMP)  ## what a training step costs at four rates, for schemes and peers; needs root
+bench-step: $(STAMP)  ## what a training step costs at four rates, for schemes and peers
 	$(BIN)/sparsewire bench step --rates 1gbit 10gbit none --rounds 3 --peers dense fp16 bf16 powersgd-1 powersgd-4 nothing --out benchmarks/results/step
 	$(BIN)/sparsewire bench step --rates 100mbit --rounds 3 --peers dense fp16 powersgd-1 --schemes "TopK(0.01)" "Scheme(TopK(0.01), values=TwoBit())" --out benchmarks/results/step-100mbit
 
-bench-dropping: $(STAMP)  ## images per second at 90, 99 and 99.9 % dropped, against dense, at 1 Gbit/s; needs root
+bench-dropping: $(STAMP)  ## images per second at 90, 99 and 99.9 % dropped, against dense, at 1 Gbit/s
 	$(BIN)/sparsewire bench step --rates 1gbit --peers dense --schemes "Threshold(0.1)" "Threshold(0.01)" "Threshold(0.001)" --steps 6 --out benchmarks/results/dropping
 
-bench-train: $(STAMP)  ## how long dense and sparse training take to 97 % on MNIST at 1 Gbit/s; needs root
+bench-train: $(STAMP)  ## how long dense and sparse training take to 97 % on MNIST at 1 Gbit/s
 	$(BIN)/sparsewire bench train --schemes "TopK(0.01)" --out benchmarks/results/train
 
-bench-scale: $(STAMP)  ## bytes and time of a step with 2 to 8 hosts, and a model of more; needs root
+bench-scale: $(STAMP)  ## bytes and time of a step with 2 to 8 hosts, and a model of more
 	$(BIN)/sparsewire bench scale --out benchmarks/results/scale
 
 fuzz: $(DEV)  ## ten million damaged messages: about half an hour

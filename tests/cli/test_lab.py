@@ -169,8 +169,7 @@ def test_rates_are_set_from_elsewhere(capfd: pytest.CaptureFixture[str]) -> None
     assert main(["lab", "--set", "1gbit"]) == 1
     assert main(["lab", "--set", "1gbit", "--lab", lab.id]) == 1
     said = capfd.readouterr().err
-    assert "no lab runs on this machine" in said
-    assert f"no lab {lab.id} runs here" in said
+    assert said.count("no lab of yours runs on this machine") == 2
 
 
 @pytest.mark.parametrize(
@@ -208,7 +207,7 @@ def test_what_is_missing_is_explained(
     finally:
         obstacle.cache_clear()
     said = capfd.readouterr().err
-    assert ("run it with sudo" if missing == "root" else "needs the command tc: install") in said
+    assert ("with sudo" if missing == "root" else "needs the command tc: install") in said
     assert "add --loopback" in said
 
 
