@@ -86,12 +86,12 @@ class Running:
             start_new_session=True,
         )
         logs = [folder / f"rank-{rank}.log" for rank in range(2)]
-        wait_for(lambda: all(log.exists() and "here" in log.read_text() for log in logs), 30)
+        wait_for(lambda: all(log.exists() and "here" in log.read_text() for log in logs))
         self.relatives = relatives(self.process.pid)
         assert len(self.relatives) >= 4, "two processes on each host"
 
     def assert_nothing_stays(self) -> None:
-        wait_for(lambda: not any(map(alive, self.relatives)), 10)
+        wait_for(lambda: not any(map(alive, self.relatives)))
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_ctrl_c_at_a_terminal(tmp_path: Path) -> None:
             start_new_session=True,
         )
     logs = [tmp_path / f"rank-{rank}.log" for rank in range(2)]
-    wait_for(lambda: all(log.exists() and "here" in log.read_text() for log in logs), 30)
+    wait_for(lambda: all(log.exists() and "here" in log.read_text() for log in logs))
     inside = relatives(process.pid)
     os.write(master, b"\x03")
     assert process.wait(timeout=30) == 130
@@ -169,7 +169,7 @@ def test_ctrl_c_at_a_terminal(tmp_path: Path) -> None:
     assert said.count(b"stopping; press again") == 1
     assert said.count(b"sparsewire: stopped") == 1
     assert b"Traceback" not in said
-    wait_for(lambda: not any(map(alive, inside)), 10)
+    wait_for(lambda: not any(map(alive, inside)))
 
 
 @needs_namespaces
