@@ -86,7 +86,11 @@ class Running:
             start_new_session=True,
         )
         logs = [folder / f"rank-{rank}.log" for rank in range(2)]
-        wait_for(lambda: all(log.exists() and "here" in log.read_text() for log in logs))
+        try:
+            wait_for(lambda: all(log.exists() and "here" in log.read_text() for log in logs))
+        except BaseException:
+            self.process.kill()  # or it would outlive the test, and be in the way of others
+            raise
         self.relatives = relatives(self.process.pid)
         assert len(self.relatives) >= 4, "two processes on each host"
 
