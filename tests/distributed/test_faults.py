@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -193,8 +194,11 @@ def _wait_for_ever() -> str:
         return "slept"
     threading.Timer(2.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     start = time.monotonic()
+    # PyTorch 2.6 raises the failed exchange first, and Python the interrupt at the next call.
+    first = (RuntimeError,) if torch.__version__.startswith("2.6.") else ()
     try:
-        loss_of(model, dist.get_rank(), 2).backward()
+        with contextlib.suppress(*first):
+            loss_of(model, dist.get_rank(), 2).backward()
     except KeyboardInterrupt:
         return f"interrupted after {time.monotonic() - start:.1f}: {wire.error}"
     return "went on"
