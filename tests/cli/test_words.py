@@ -64,7 +64,8 @@ def test_missing_extra(missing: str) -> None:
         timeout=50,
     )
     assert ended.returncode == 1
-    assert sentence(ended).endswith(f"needs {missing}: pip install 'sparsewire[cli]'")
+    assert f"the command line needs {missing}, which is not installed: " in sentence(ended)
+    assert sentence(ended).endswith("run pip install '.[cli]' in a clone of sparsewire")
 
 
 @pytest.mark.timeout(60)
