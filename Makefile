@@ -6,19 +6,35 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
+OLDEST := .venv-oldest
 
-.PHONY: demo test lint bench-wire bench-encode bench-share bench-table2 bench-step bench-dropping bench-train bench-scale fuzz wheel clean help
+.PHONY: demo test test-oldest lint bench-wire bench-encode bench-share bench-table2 bench-step bench-dropping bench-train bench-scale fuzz wheel clean help
 
 help:  ## what there is to make
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
+
+# An environment in the folder $(1). Asked first, an old Python is named; pip would name a package.
+define environment
+test -x $(1)/bin/pip || { $(PYTHON) -c '$(check)' && $(PYTHON) -m venv $(1); }
+endef
+check = import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else \
+	"sparsewire needs Python 3.11 or newer, and $(PYTHON) is %d.%d: name a newer one, as in make test PYTHON=python3.12" % v[:2])
+
+# Not quiet: pip says which requirements collide only where it says everything.
+pip_install = bin/pip install --disable-pip-version-check
 
 $(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[cli]"
+	@$(call environment,$(VENV))
+	$(VENV)/$(pip_install) --constraint constraints.txt --editable ".[cli]"
 	@touch $@
 
 $(DEV): $(STAMP)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	$(VENV)/$(pip_install) --constraint constraints.txt --editable ".[dev]"
+	@touch $@
+
+$(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
+	@$(call environment,$(OLDEST))
+	$(OLDEST)/$(pip_install) --constraint constraints-oldest.txt --editable ".[fast,test]"
 	@touch $@
 
 demo: $(STAMP)  ## train real MNIST on 4 hosts with 1 Gbit/s links, dense against sparse; table and plot in out/
@@ -26,6 +42,9 @@ demo: $(STAMP)  ## train real MNIST on 4 hosts with 1 Gbit/s links, dense agains
 
 test: $(DEV)  ## all tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+
+test-oldest: $(OLDEST)/.installed  ## the core of the tests on the oldest torch, numpy and numba that are supported
+	$(OLDEST)/bin/python -m pytest --numprocesses 2 --dist loadgroup tests/test_selectors.py tests/test_functional.py tests/laws tests/distributed
 
 lint: $(DEV)  ## style and types
 	$(BIN)/ruff format --check .
@@ -61,8 +80,10 @@ bench-scale: $(STAMP)  ## bytes and time of a step with 2 to 8 hosts, and a mode
 fuzz: $(DEV)  ## ten million damaged messages: about half an hour
 	SPARSEWIRE_FUZZ=10000000 $(BIN)/python -m pytest --numprocesses 2 tests/test_damage.py
 
-wheel: $(DEV)  ## build the wheel into dist/
-	$(BIN)/python -m build --wheel
+wheel: $(DEV)  ## build the packages for an index into dist/, and check them
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
 
 clean:  ## remove what was made
-	rm -rf $(VENV) out dist build .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) out dist build .mypy_cache .ruff_cache .hypothesis

@@ -301,7 +301,8 @@ def test_nothing_else_is_public() -> None:
         if not name.startswith("_") and getattr(thing, "__module__", "").startswith("sparsewire")
     }
     assert ours == {*sw.__all__} - {"FAMILIES"}
-    assert set(dir(sw)) >= set(sw.__all__)
+    assert [name for name in dir(sw) if not name.startswith("__")] == sorted(sw.__all__)
+    assert "__version__" in dir(sw)
     with pytest.raises(AttributeError, match="sparsewire has no 'TopQ'"):
         sw.TopQ  # noqa: B018
 

@@ -311,7 +311,7 @@ def test_command_lines_are_understood() -> None:
 def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for page, words in _commands("make"):
-        for target in words:
+        for target in (word for word in words if "=" not in word):
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{page}: make {target}"
 
 

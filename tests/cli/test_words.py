@@ -59,7 +59,8 @@ def test_missing_extra(missing: str) -> None:
         text=True,
     )
     assert ended.returncode == 1
-    assert sentence(ended).endswith(f"needs {missing}: pip install 'sparsewire[cli]'")
+    assert f"the command line needs {missing}, which is not installed: " in sentence(ended)
+    assert sentence(ended).endswith("run pip install '.[cli]' in a clone of sparsewire")
 
 
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:

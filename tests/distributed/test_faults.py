@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -215,7 +216,9 @@ def _wait_for_ever(deadline: float, over: Path) -> tuple[str, float]:
         return "", 0.0
     threading.Timer(2.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     start = time.monotonic()
-    with telling(over), pytest.raises(KeyboardInterrupt):
+    # PyTorch 2.6 raises the failed exchange first, and Python the interrupt at the next call.
+    first = (RuntimeError,) if torch.__version__.startswith("2.6.") else ()
+    with telling(over), pytest.raises(KeyboardInterrupt), contextlib.suppress(*first):
         loss_of(model, dist.get_rank(), 2).backward()
     return str(wire.error), time.monotonic() - start
 

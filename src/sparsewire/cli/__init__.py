@@ -70,7 +70,10 @@ def main(words: Sequence[str] | None = None) -> int:
         missing = (error.name or "").partition(".")[0]
         if missing not in _EXTRA:
             raise
-        sentence = f"the command line needs {missing}: pip install 'sparsewire[cli]'"
+        sentence = (
+            f"the command line needs {missing}, which is not installed: "
+            "run pip install '.[cli]' in a clone of sparsewire"
+        )
         return _fail(CommandError(sentence), FAILED, words)
     except KeyboardInterrupt as error:
         return _fail(CommandError("stopped"), _INTERRUPTED, words, error)
