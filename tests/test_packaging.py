@@ -126,7 +126,9 @@ def test_help_names_every_target() -> None:
     makefile = (ROOT / "Makefile").read_text()
     phony = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
     assert phony
-    shown = [line.split()[0] for line in run("make", "--no-print-directory", "help").stdout.splitlines()]
+    shown = [
+        line.split()[0] for line in run("make", "--no-print-directory", "help").stdout.splitlines()
+    ]
     assert sorted(shown) == sorted(phony[1].split())
 
 
