@@ -6,19 +6,35 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
+OLDEST := .venv-oldest
 
-.PHONY: demo test lint bench-wire bench-encode bench-share bench-table2 bench-step bench-dropping bench-train bench-scale fuzz wheel clean help
+.PHONY: demo test test-oldest lint bench-wire bench-encode bench-share bench-table2 bench-step bench-dropping bench-train bench-scale fuzz wheel clean help
 
 help:  ## what there is to make
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
+
+# An environment in the folder $(1). Asked first, an old Python is named; pip would name a package.
+define environment
+test -x $(1)/bin/pip || { $(PYTHON) -c '$(check)' && $(PYTHON) -m venv $(1); }
+endef
+check = import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else \
+	"sparsewire needs Python 3.11 or newer, and $(PYTHON) is %d.%d: name a newer one, as in make test PYTHON=python3.12" % v[:2])
+
+# Not quiet: pip says which requirements collide only where it says everything.
+pip_install = bin/pip install --disable-pip-version-check
 
 $(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[cli]"
+	@$(call environment,$(VENV))
+	$(VENV)/$(pip_install) --constraint constraints.txt --editable ".[cli]"
 	@touch $@
 
 $(DEV): $(STAMP)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	$(VENV)/$(pip_install) --constraint constraints.txt --editable ".[dev]"
+	@touch $@
+
+$(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
+	@$(call environment,$(OLDEST))
+	$(OLDEST)/$(pip_install) --constraint constraints-oldest.txt --editable ".[fast,test]"
 	@touch $@
 
 demo: $(STAMP)  ## train real MNIST on 4 hosts with 1 Gbit/s links, dense against sparse; table and plot in out/
@@ -26,6 +42,9 @@ demo: $(STAMP)  ## train real MNIST on 4 hosts with 1 Gbit/s links, dense agains
 
 test: $(DEV)  ## all tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+
+test-oldest: $(OLDEST)/.installed  ## the core of the tests on the oldest torch, numpy and numba that are supported
+	$(OLDEST)/bin/python -m pytest --numprocesses 2 --dist loadgroup tests/test_selectors.py tests/test_functional.py tests/laws tests/distributed
 
 lint: $(DEV)  ## style and types
 	$(BIN)/ruff format --check .
@@ -41,28 +60,30 @@ bench-encode: $(STAMP)  ## what choosing and adding up cost here, beside a copy,
 bench-share: $(STAMP)  ## the share of a training step that coding takes, and how well TopK guesses
 	$(BIN)/python benchmarks/share.py
 
-bench-table2: $(STAMP)  ## what a step of ResNet-18 consists of: on one device, and on 8 hosts, which needs root
+bench-table2: $(STAMP)  ## what a step of ResNet-18 consists of: on one device, and on 8 hosts
 	$(BIN)/python benchmarks/table2.py
 	$(BIN)/sparsewire bench step --model resnet18 --hosts 8 --rates 1gbit 10gbit --batch-size 4 --rounds 2 --steps 2 --peers dense --schemes "TopK(0.01)" "RandomK(0.01, shared=False)" "RandomK(0.01)" "BlockRandomK(0.01)" "BlockRandomK(0.01, shared=True)" --out benchmarks/results/table2
 
-bench-step: $(STAMP)  ## what a training step costs at four rates, for schemes and peers; needs root
+bench-step: $(STAMP)  ## what a training step costs at four rates, for schemes and peers
 	$(BIN)/sparsewire bench step --rates 1gbit 10gbit none --rounds 3 --peers dense fp16 bf16 powersgd-1 powersgd-4 nothing --out benchmarks/results/step
 	$(BIN)/sparsewire bench step --rates 100mbit --rounds 3 --peers dense fp16 powersgd-1 --schemes "TopK(0.01)" "Scheme(TopK(0.01), values=TwoBit())" --out benchmarks/results/step-100mbit
 
-bench-dropping: $(STAMP)  ## images per second at 90, 99 and 99.9 % dropped, against dense, at 1 Gbit/s; needs root
+bench-dropping: $(STAMP)  ## images per second at 90, 99 and 99.9 % dropped, against dense, at 1 Gbit/s
 	$(BIN)/sparsewire bench step --rates 1gbit --peers dense --schemes "Threshold(0.1)" "Threshold(0.01)" "Threshold(0.001)" --steps 6 --out benchmarks/results/dropping
 
-bench-train: $(STAMP)  ## how long dense and sparse training take to 97 % on MNIST at 1 Gbit/s; needs root
+bench-train: $(STAMP)  ## how long dense and sparse training take to 97 % on MNIST at 1 Gbit/s
 	$(BIN)/sparsewire bench train --schemes "TopK(0.01)" --out benchmarks/results/train
 
-bench-scale: $(STAMP)  ## bytes and time of a step with 2 to 8 hosts, and a model of more; needs root
+bench-scale: $(STAMP)  ## bytes and time of a step with 2 to 8 hosts, and a model of more
 	$(BIN)/sparsewire bench scale --out benchmarks/results/scale
 
 fuzz: $(DEV)  ## ten million damaged messages: about half an hour
 	SPARSEWIRE_FUZZ=10000000 $(BIN)/python -m pytest --numprocesses 2 tests/test_damage.py
 
-wheel: $(DEV)  ## build the wheel into dist/
-	$(BIN)/python -m build --wheel
+wheel: $(DEV)  ## build the packages for an index into dist/, and check them
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
 
 clean:  ## remove what was made
-	rm -rf $(VENV) out dist build .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) out dist build .mypy_cache .ruff_cache .hypothesis

@@ -12,7 +12,6 @@ import multiprocessing as mp
 import os
 import signal
 import socket
-import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal
 
-import pytest
+from .patience import patience
 
 
 class RankError(AssertionError):
@@ -30,16 +29,17 @@ class RankError(AssertionError):
 Host = Literal["test", "agent", "rank 0"]
 
 
-def _serve(rank: int, size: int, port: int, hosts_store: bool, pipe: Connection) -> None:
+def _serve(
+    rank: int, size: int, port: int, hosts_store: bool, limit: float, pipe: Connection
+) -> None:
     import torch
     import torch.distributed as dist
 
     warnings.simplefilter("error")
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=hosts_store, wait_for_workers=False)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60)
-    )
+    timeout = datetime.timedelta(seconds=limit)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     while (task := pipe.recv()) is not None:
         function, arguments = task
         try:
@@ -90,7 +90,7 @@ class Cluster:
             here, there = context.Pipe()
             process = context.Process(
                 target=_serve,
-                args=(rank, size, port, host == "rank 0" and rank == 0, there),
+                args=(rank, size, port, host == "rank 0" and rank == 0, patience(60), there),
                 daemon=True,
             )
             process.start()
@@ -98,9 +98,9 @@ class Cluster:
             self.processes.append(process)
             self._pipes.append(here)
 
-    def run(self, function: Callable[..., Any], *arguments: Any, timeout: float = 90) -> list[Any]:
+    def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Call the function on every rank; any rank's error or silence fails the test."""
-        outcomes = self.outcomes(function, *arguments, timeout=timeout)
+        outcomes = self.outcomes(function, *arguments)
         failures = [
             f"rank {rank}: {value}" for rank, (fine, value) in enumerate(outcomes) if not fine
         ]
@@ -114,31 +114,24 @@ class Cluster:
         for pipe in self._pipes:
             pipe.send((function, arguments))
 
-    def outcomes(
-        self, function: Callable[..., Any], *arguments: Any, timeout: float = 90
-    ) -> list[tuple[bool, Any]]:
+    def outcomes(self, function: Callable[..., Any], *arguments: Any) -> list[tuple[bool, Any]]:
         """(True, result) or (False, traceback) of every rank."""
         self.start(function, *arguments)
-        return self.collect(timeout)
+        return self.collect()
 
-    def collect(self, timeout: float = 90) -> list[tuple[bool, Any]]:
+    def collect(self) -> list[tuple[bool, Any]]:
         """What the ranks answer to the last call; a rank that died gives (False, 'died')."""
-        deadline = time.monotonic() + timeout
-        return [
-            self.collect_one(rank, max(0.0, deadline - time.monotonic()))
-            for rank in range(self.size)
-        ]
+        return [self.collect_one(rank) for rank in range(self.size)]
 
-    def collect_one(self, rank: int, timeout: float = 90) -> tuple[bool, Any]:
-        """What one rank answers to the last call."""
-        pipe = self._pipes[rank]
-        if not pipe.poll(timeout):
-            self.stop()
-            pytest.fail(f"rank {rank} gave no answer in time")
+    def collect_one(self, rank: int) -> tuple[bool, Any]:
+        """What one rank answers to the last call; no answer within the test's limit fails it."""
         try:
-            answer: tuple[bool, Any] = pipe.recv()
+            answer: tuple[bool, Any] = self._pipes[rank].recv()
         except EOFError:
             return False, "died"
+        except BaseException:  # the limit: the next test cannot use ranks that are busy
+            self.stop()
+            raise
         return answer
 
     @property

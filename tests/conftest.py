@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import torch
 from sparsewire import kernels
 
 from .cluster import Cluster, Host
+from .patience import patience
 
 torch.set_num_threads(1)
 
@@ -21,14 +24,42 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Compile the kernels once, before many processes would do it at the same time.
+def pytest_configure() -> None:
+    """Set up what all processes that tests start inherit.
 
     A shell lets what it starts in the background ignore Ctrl-C, and all that is started from there.
+    torch looks up the name of every address that it connects to, even 127.0.0.1: a name server that
+    does not answer must cost less than the usual five seconds each time.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if not hasattr(config, "workerinput"):
-        kernels.prepare("cpu")
+    os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Compile the kernels once, before many processes would do it at the same time.
+
+    pytest-xdist starts its workers after this; they, and all processes that tests start, find the
+    compiled kernels on disk.
+    """
+    if hasattr(session.config, "workerinput"):
+        return
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: reporter.write_line(record.getMessage())  # type: ignore[method-assign]
+    kernels.log.addHandler(handler)  # what it says if it takes long
+    kernels.prepare("cpu")
+    kernels.log.removeHandler(handler)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest-timeout looks
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Give a test more time while the machine is busy."""
+    mark = item.get_closest_marker("timeout")
+    seconds = mark.args[0] if mark else item.config.getoption("timeout")
+    if seconds is None:
+        seconds = float(item.config.getini("timeout"))
+    item.add_marker(pytest.mark.timeout(patience(seconds)), append=False)
+    return (yield)
 
 
 class _Keeper:

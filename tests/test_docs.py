@@ -198,7 +198,7 @@ def _on_rank(block: Block, folder: Path) -> str:
 @pytest.mark.xdist_group("ranks")  # where two ranks are kept running
 @pytest.mark.parametrize("block", marked("run on two ranks"), ids=str)
 def test_examples_run_on_two_ranks(two: Cluster, block: Block, tmp_path: Path) -> None:
-    printed = two.run(_on_rank, block, tmp_path, timeout=30)
+    printed = two.run(_on_rank, block, tmp_path)
     _check_output(block.prints, printed[0])
 
 
@@ -207,9 +207,7 @@ def test_scripts_run_under_torchrun(block: Block, tmp_path: Path) -> None:
     script = tmp_path / block.mark.removeprefix("script ")
     script.write_text(block.text)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*command, str(script)], capture_output=True, text=True, timeout=90, check=False
-    )
+    done = subprocess.run([*command, str(script)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     expected = [after for after in BLOCKS if after.mark == "prints" and after.page == block.page]
     _check_output(next(b.text for b in expected if b.line > block.line), done.stdout)
@@ -313,7 +311,7 @@ def test_command_lines_are_understood() -> None:
 def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for page, words in _commands("make"):
-        for target in words:
+        for target in (word for word in words if "=" not in word):
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{page}: make {target}"
 
 

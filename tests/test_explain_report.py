@@ -93,6 +93,7 @@ def test_explanation_of_owners_shows_both_ways() -> None:
     [
         ("TopK(0.01)", ""),
         ("Warmup(TopK(0.01), steps=70)", "dense for 70 steps; sizes above are those after"),
+        ("Warmup(TopK(0.01), steps=1)", "dense for 1 step; sizes above are those after"),
         ("Warmup(TopK(0.01), steps=70, ease=True)", "eased in over 70 steps"),
     ],
 )
@@ -117,6 +118,7 @@ def test_explanation_of_nothing_and_of_one_worker(shapes: dict[str, tuple[int, .
     found = sw.explain("TopK(0.01)", shapes, 1)
     assert found.sent_bytes == 0
     assert "nothing is sent" in str(found)
+    assert "1 workers" not in str(found)
 
 
 def test_explanation_is_json() -> None:
@@ -233,6 +235,11 @@ def test_report_by_layer_and_with_skipped_steps() -> None:
         ["w", "2", "3"],
         ["b", "0", "4"],
     ]
+
+
+def test_report_of_one_rank_and_one_step() -> None:
+    report = Report.of("TopK(0.01)", Meter(steps=1), 1, {}, layers=False)
+    assert str(report).splitlines()[0] == "TopK(0.01) on 1 rank, 1 step"
 
 
 def test_report_before_the_first_step() -> None:

@@ -29,6 +29,16 @@ def test_attach_needs_ddp_and_says_what_else_there_is(model: object) -> None:
         sw.attach(model, "TopK(0.01)")
 
 
+@pytest.mark.parametrize("scheme", ["TopK(0.01)", sw.TopK(0.01), sw.Scheme(sw.TopK(0.01))])
+def test_swapped_arguments_are_told(scheme: sw.Scheme) -> None:
+    net = nn.Linear(2, 2)
+    with pytest.raises(
+        sw.AttachError, match=r"swapped.*TopK\(0.01\).*attach\(model, scheme\)"
+    ) as told:
+        sw.attach(scheme, net)  # type: ignore[arg-type]
+    assert "in_features" not in str(told.value)
+
+
 def test_search_ends_even_where_wrappers_go_round() -> None:
     first, second = Wrapper(), Wrapper()
     first.__dict__["module"], second.__dict__["model"] = second, first

@@ -11,7 +11,7 @@ from .collectives import AllGather, AllReduce, Sharded
 from .engine import Exchange
 from .errors import SchemeError
 from .message import DIGEST_BYTES, HEADER_BYTES, VERDICT_BYTES
-from .report import dense_traffic, human_bytes
+from .report import dense_traffic, human_bytes, plural
 from .scheme import AnyScheme, Scheme, Warmup, as_scheme
 from .segments import Segments, Shape
 from .selectors import Selector
@@ -59,16 +59,21 @@ class Explanation:
             f"{dense / self.sent_bytes:.1f}x less" if self.sent_bytes else "nothing is sent"
             for dense in (self.dense_float32_bytes, self.dense_bfloat16_bytes)
         )
+        traffic = (
+            f"{human_bytes(self.sent_bytes)} sent and as much received per step by each of "
+            f"{self.workers} workers"
+            if self.workers > 1
+            else "none, since 1 worker has nobody to exchange with"
+        )
         lines = [
             self.scheme,
             f"  sends        {self.selected:,} selected + {self.whole:,} whole of "
-            f"{self.parameters:,} values ({share:.2f} %)",
+            f"{plural(self.parameters, 'value')} ({share:.2f} %)",
             f"  message      {human_bytes(message)} = header {self.header_bytes} B + indices "
             f"{human_bytes(self.index_bytes)} + values {human_bytes(self.value_bytes)} "
             f"({bits:.3f} bits per parameter)",
             f"  collective   {self.collective}: {self.why}",
-            f"  traffic      {human_bytes(self.sent_bytes)} sent and as much received per step by "
-            f"each of {self.workers} workers",
+            f"  traffic      {traffic}",
             f"  dense        {human_bytes(self.dense_float32_bytes)} in float32 ({ratio32}), "
             f"{human_bytes(self.dense_bfloat16_bytes)} in bfloat16 ({ratio16})",
             f"  memory       {human_bytes(self.memory_bytes)} on each worker",
@@ -130,11 +135,12 @@ def _talk(exchange: Exchange, workers: int) -> str:
     """What the ranks say before they choose, if anything."""
     if exchange.notice_bytes(workers) and not exchange.scheme.selector.led:
         named = exchange.notice(workers).room
-        return f"up to {named:,} indices of each rank, which it names to all others first"
+        indices = plural(named, "index", "indices")
+        return f"up to {indices} of each rank, which it names to all others first"
     if exchange.notice_bytes(workers):
         return "the indices of one rank, a different one each step, who names them to all first"
     count = exchange.scheme.selector.summed(exchange.segments)
-    return f"{count:,} norms of blocks, added up over all ranks first" if count else ""
+    return f"{plural(count, 'norm')} of blocks, added up over all ranks first" if count else ""
 
 
 def _advice(exchange: Exchange, workers: int) -> str:
@@ -191,6 +197,6 @@ def _why(scheme: Scheme, segments: Segments) -> str:
 def _warmup(scheme: AnyScheme) -> str:
     if not isinstance(scheme, Warmup):
         return ""
-    if scheme.ease:
-        return f"the ratio is eased in over {scheme.steps} steps; sizes above are those after"
-    return f"dense for {scheme.steps} steps; sizes above are those after"
+    steps = plural(scheme.steps, "step")
+    start = f"the ratio is eased in over {steps}" if scheme.ease else f"dense for {steps}"
+    return f"{start}; sizes above are those after"

@@ -83,7 +83,7 @@ class Report:
         steps = max(1, self.steps + self.skipped)
         times = ", ".join(f"{s} {1e3 * self.seconds[s] / steps:.2f}" for s in STAGES)
         lines = [
-            f"{self.scheme} on {self.world} ranks, {self.steps} steps"
+            f"{self.scheme} on {plural(self.world, 'rank')}, {plural(self.steps, 'step')}"
             + (f", {self.skipped} skipped" if self.skipped else ""),
             f"  sent per step      {human_bytes(self.bytes_sent / steps)}, received "
             f"{human_bytes(self.bytes_received / steps)}",
@@ -99,6 +99,15 @@ class Report:
             lines.append(f"  {'parameter':<{width}}  {'memory':>9}  {'gradient':>9}")
             lines += [f"  {name:<{width}}  {m:9.3g}  {g:9.3g}" for name, m, g in self.layers]
         return "\n".join(lines)
+
+
+def plural(number: int, noun: str, several: str | None = None) -> str:
+    """A number of things, for people.
+
+    >>> plural(1, "worker"), plural(2500, "worker"), plural(0, "index", "indices")
+    ('1 worker', '2,500 workers', '0 indices')
+    """
+    return f"{number:,} {noun if number == 1 else several or f'{noun}s'}"
 
 
 def human_bytes(count: float) -> str:

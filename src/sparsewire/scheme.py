@@ -7,6 +7,7 @@ cannot work is refused here, where it is written, with the reason and what to wr
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 
@@ -15,7 +16,7 @@ from .collectives import AllGather, AllReduce, Collective
 from .errors import SchemeError
 from .indices import Bitmap, EliasFano, Implied, IndexCodec
 from .memory import ErrorFeedback, Memory
-from .notation import Part, check_flag, nearest, read
+from .notation import Part, check_flag, read
 from .segments import Scope, Segments, Shape
 from .selectors import Dense, Selector
 from .values import Float32, ValueCodec
@@ -81,14 +82,14 @@ class Scheme(Part):
 
     def _check_numbers(self) -> None:
         scope = self.scope
-        if isinstance(scope, str) and scope not in ("layer", "global"):
-            hint = nearest(scope, ("layer", "global"))
+        if isinstance(scope, str):
+            is_known = scope in ("layer", "global")
+        else:
+            is_known = _is_int(scope) and scope >= 1
+        if not is_known:
             raise SchemeError(
-                f"scope={scope!r} is unknown; {hint} Or a chunk length, as scope=4096"
-            )
-        if not isinstance(scope, str) and not (_is_int(scope) and scope >= 1):
-            raise SchemeError(
-                f"scope={scope!r} makes no sense: write 'layer', 'global', or the length of chunks"
+                f"scope={scope!r} makes no sense: write 'layer', 'global', or the length of "
+                f"chunks, such as 4096"
             )
         if self.whole is not None and not (_is_int(self.whole) and self.whole >= 0):
             raise SchemeError(
@@ -277,8 +278,9 @@ def as_scheme(given: object) -> AnyScheme:
         return Scheme(given)
     if isinstance(given, (Scheme, Warmup)):
         return given
+    shown = " ".join(reprlib.repr(given).split())  # a module's own has a line for each layer
     raise SchemeError(
-        f"{given!r} is no scheme: write a selector such as TopK(0.01), or Scheme(TopK(0.01), …)"
+        f"{shown} is no scheme: write a selector such as TopK(0.01), or Scheme(TopK(0.01), …)"
     )
 
 

@@ -39,7 +39,6 @@ def bench(folder: Path, *words: str, command: str = "step") -> subprocess.Comple
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=100,
     )
 
 
@@ -75,7 +74,12 @@ def results(*runs: Run, name: str = "resnet18") -> Results:
         machine={"cpu": "a <fast> one", "cores": 2, "memory": 2**33, "system": "Linux"},
         versions={"sparsewire": "0.1", "torch": "2.9", "python": "3.12"},
         commit=None,
-        arguments={"model": name, "rates": ["1gbit"], "out": "runs & more"},
+        arguments={
+            "command": "sparsewire bench step",
+            "model": name,
+            "rates": ["1gbit"],
+            "out": "runs & more",
+        },
     )
     model = {"name": name, "parameters": 11_000_000, "tensors": 62, "examples": 16}
     return Results(setting, model, 2, runs)

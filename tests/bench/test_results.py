@@ -48,6 +48,10 @@ def test_names_of_peers(typed: str, name: str) -> None:
     assert contenders.kind(name) == "peer"
 
 
+def test_what_exchanges_nothing_is_a_floor() -> None:
+    assert contenders.kind("compute alone") == contenders.kind("DDP, no exchange") == "floor"
+
+
 @pytest.mark.parametrize(
     ("typed", "name"),
     [
@@ -113,21 +117,50 @@ def test_headlines(measured: Results) -> None:
         "On 2 hosts at 1 Gbit/s, a step takes 0.69 s with TopK(0.01), 2.26 s with dense DDP: "
         "3.3× faster."
     )
-    assert fast.startswith("On 2 hosts over unshaped links, dense DDP wins: a step takes 300 ms")
-
-
-def test_nothing_gained_is_said() -> None:
-    equal = run(
-        contender("compute alone", 1.0), contender("dense DDP", 2.0), contender("TopK(0.01)", 1.98)
+    assert fast == (
+        "On 2 hosts over unshaped links, a step takes 400 ms with TopK(0.01), 300 ms with dense "
+        "DDP: 1.3× slower."
     )
-    assert "gains nothing" in headlines(results(equal))[0]
-    alone = run(contender("compute alone", 1.0), contender("TopK(0.01)", 2.0))
-    assert headlines(results(alone))[0].endswith("with TopK(0.01), 2.00× compute alone.")
+
+
+def test_no_winner_among_those_whose_spreads_overlap() -> None:
+    floor, noisy = contender("compute alone", 1.0), contender("TopK(0.01)", 1.5, 1.9, 2.4)
+    dense, other = contender("dense DDP", 2.0, 2.1, 2.2), contender("RandomK(0.01)", 1.8, 2.1)
+    (headline,) = headlines(results(run(floor, dense, other, noisy)))
+    assert headline.endswith("with dense DDP: they cannot be told apart in this run.")
+    slow = contender("dense DDP", 9.0, 9.5, 9.9)
+    (headline,) = headlines(results(run(floor, slow, other, noisy)))
+    assert headline.endswith(": 5.0× faster; RandomK(0.01) cannot be told apart from it.")
+    (headline,) = headlines(results(run(floor, other, noisy)))
+    assert headline.endswith(
+        "with TopK(0.01), 1.90× compute alone; RandomK(0.01) cannot be told apart from it."
+    )
+
+
+def test_bars_say_what_the_headline_says() -> None:
+    noisy, dense = contender("TopK(0.01)", 1.5, 1.9, 2.4), contender("dense DDP", 2.0, 2.1, 2.2)
+    floors = contender("compute alone", 1.0), contender("DDP, no exchange", 1.1)
+    measured = run(*floors, dense, noisy)
+    assert [measured.against_dense(one) for one in measured.finished] == ["", "", "", "unclear"]
+    text = page.render(results(measured))
+    assert '<span class="soft">unclear</span>' in text
+    assert "× faster" not in text
+    assert "× slower" not in text
+
+
+def test_remarks_claim_no_more_than_the_spread_allows() -> None:
+    floor, sparse = contender("compute alone", 0.5), contender("TopK(0.01)", 1.9, 2.0, 2.1)
+    close, far = contender("fp16 hook", 1.8, 1.95, 2.0), contender("bf16 hook", 2.6, 2.7)
+    noisy, idle = contender("dense DDP", 1.0, 1.9, 3.0), contender("DDP, no exchange", 0.6)
+    assert remarks(run(floor, noisy, close, far, idle, sparse)) == [
+        "fp16 hook cannot be told apart from TopK(0.01): 1.95 s against 2.00 s.",
+        "Compute alone takes 500 ms; TopK(0.01) takes 4.00 times that.",
+    ]
 
 
 def test_remarks_speak_against_us_too(measured: Results) -> None:
     slow, fast = (remarks(run) for run in measured.runs)
-    assert slow[0].startswith("PowerSGD rank 1 is faster than every scheme: 500 ms against 690 ms")
+    assert slow[0] == "PowerSGD rank 1 is faster than TopK(0.01): 500 ms against 690 ms."
     assert any("bf16 hook failed: the backend <gloo>" in sentence for sentence in slow)
     assert "Slower than dense DDP: TopK(0.01)." in fast
 
@@ -181,6 +214,15 @@ def test_page(measured: Results) -> None:
     for sentence in headlines(measured) + remarks(measured.runs[0]):
         assert sentence in reader.text
     assert "prefers-color-scheme: dark" in text
+    assert '<p class="kicker">sparsewire bench step</p>' in text
+
+
+def test_no_line_of_a_page_ends_inside_a_quantity_or_a_date(measured: Results) -> None:
+    text = page.render(measured)
+    for whole in ("0.69 s", "1 Gbit/s", "3.3× faster", "2020-02-02", "2020-02-02T20:20:20+00:00"):
+        assert f'<span class="together">{whole}</span>' in text
+        assert f" {whole}" not in text
+    assert ".together { white-space: nowrap; }" in text
 
 
 def test_page_escapes_everything() -> None:

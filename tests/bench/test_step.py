@@ -15,6 +15,7 @@ from sparsewire.bench.stopwatch import PARTS
 from sparsewire.cli import main
 from sparsewire.lab import obstacle
 
+from ..patience import patience
 from .conftest import TINY, bench
 
 LOOPBACK = ["--loopback", "--hosts", "2"]
@@ -30,7 +31,6 @@ def by_name(run: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {one["name"]: one for one in run["contenders"]}
 
 
-@pytest.mark.timeout(100)
 def test_all_peers_over_loopback(folder: Path) -> None:
     words = ["--model", "tiny:model", "--batch-size", "8", "--rounds", "2", "--steps", "2"]
     words += ["--peers", *SHORT, "--schemes", "TopK(0.1)", "--out", "out"]
@@ -69,7 +69,6 @@ def test_all_peers_over_loopback(folder: Path) -> None:
     assert "tiny:model" in (folder / "out" / "report.html").read_text()
 
 
-@pytest.mark.timeout(100)
 @pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))
 def test_on_a_lab(folder: Path) -> None:
     words = ["--model", "tiny:model", "--rounds", "1", "--steps", "2", "--hosts", "2", "--quiet"]
@@ -118,18 +117,18 @@ def fragile(rank):
 """
 
 
-@pytest.mark.timeout(100)
 def test_failing_contenders_are_reported_and_the_rest_goes_on(tmp_path: Path) -> None:
     """Of two peers one raises and one hangs, on one rank each; the others are measured."""
     (tmp_path / "fragile.py").write_text(FRAGILE)
-    words = ["--model", "fragile:fragile", "--rounds", "1", "--steps", "2", "--timeout", "12"]
+    timeout = f"{patience(12):g}"
+    words = ["--model", "fragile:fragile", "--rounds", "1", "--steps", "2", "--timeout", timeout]
     peers = ["--peers", "dense", "fp16", "powersgd-1", "--schemes", "TopK(0.1)"]
     ended = bench(tmp_path, *LOOPBACK, *words, *peers, "--json")
     assert ended.returncode == 0, ended.stderr
     found = by_name(json.loads(ended.stdout)["runs"][0])
     assert "a network card fell out" in found["dense DDP"]["failed"]
     assert "dense DDP failed: " in ended.stderr
-    hung = [one["name"] for one in found.values() if "for 12 s" in (one["failed"] or "")]
+    hung = [one["name"] for one in found.values() if f"for {timeout} s" in (one["failed"] or "")]
     assert len(hung) == 1
     fine = [one["name"] for one in found.values() if one["failed"] is None]
     assert len(fine) == 3
@@ -164,7 +163,6 @@ number = 5
 """
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
@@ -224,7 +222,6 @@ WRONG_WORDS = [
 ]
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(("words", "reason"), WRONG_WORDS, ids=[case[0] for case in WRONG_WORDS])
 def test_wrong_words(capsys: pytest.CaptureFixture[str], words: str, reason: str) -> None:
     assert main(words.split()) == 2
@@ -235,7 +232,6 @@ def test_wrong_words(capsys: pytest.CaptureFixture[str], words: str, reason: str
     assert reason in shown.err
 
 
-@pytest.mark.timeout(60)
 def test_without_root(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
@@ -251,7 +247,6 @@ def test_without_root(
     assert not (folder / "runs" / "bench-step").exists()
 
 
-@pytest.mark.timeout(60)
 def test_help_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["bench"], ["bench", "--help"], ["bench", "step", "--help"]):
         with pytest.raises(SystemExit) as ended:

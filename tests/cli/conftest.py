@@ -6,14 +6,14 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.patience import wait_for
 from tests.tasks import idxfile
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -32,7 +32,7 @@ def environment(**more: str) -> dict[str, str]:
 def run(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
     return subprocess.run(
-        [*COMMAND, *words], env=environment(**more), capture_output=True, text=True, timeout=100
+        [*COMMAND, *words], env=environment(**more), capture_output=True, text=True
     )
 
 
@@ -49,14 +49,6 @@ def read(metrics: Path) -> list[dict[str, Any]]:
     """All records that are completely written."""
     text = metrics.read_text() if metrics.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
-    """Wait until `condition` holds."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.005)
 
 
 @dataclass
@@ -89,7 +81,7 @@ class Running:
 
     def end(self) -> subprocess.CompletedProcess[str]:
         """Wait for its end."""
-        out, err = self.process.communicate(timeout=60)
+        out, err = self.process.communicate()
         return subprocess.CompletedProcess(self.process.args, self.process.returncode, out, err)
 
 

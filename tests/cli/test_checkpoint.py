@@ -45,7 +45,6 @@ def save(plan: Plan, step: int, workers: int = 2) -> Path:
     return directory / f"step-{step:08d}"
 
 
-@pytest.mark.timeout(30)
 def test_round_trip_keeps_the_newest_two(plan: Plan, tmp_path: Path) -> None:
     for step in (10, 20, 30):
         save(plan, step)
@@ -57,7 +56,6 @@ def test_round_trip_keeps_the_newest_two(plan: Plan, tmp_path: Path) -> None:
     assert torch.equal(found.load(checkpoint.wire_file(1))["memory"], torch.ones(3))
 
 
-@pytest.mark.timeout(30)
 def test_files_are_private_and_nothing_else_is_left(plan: Plan) -> None:
     folder = save(plan, 10)
     names = {file.name for file in folder.iterdir()}
@@ -65,14 +63,12 @@ def test_files_are_private_and_nothing_else_is_left(plan: Plan) -> None:
     assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o600}
 
 
-@pytest.mark.timeout(30)
 def test_without_manifest_it_does_not_count(plan: Plan) -> None:
     save(plan, 10)
     (save(plan, 20) / "manifest.json").unlink()
     assert checkpoint.to_resume(plan, 2).step == 10
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("name", ["model.pt", "wire-1.pt"])
 def test_a_flipped_bit_is_found(plan: Plan, name: str) -> None:
     folder = save(plan, 10)
@@ -86,7 +82,6 @@ def test_a_flipped_bit_is_found(plan: Plan, name: str) -> None:
         found.load(name)
 
 
-@pytest.mark.timeout(30)
 def test_a_missing_file_is_named(plan: Plan) -> None:
     folder = save(plan, 10)
     (folder / "wire-0.pt").unlink()
@@ -94,7 +89,6 @@ def test_a_missing_file_is_named(plan: Plan) -> None:
         checkpoint.to_resume(plan, 2).verify()
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"schema": 1}', '{"schema": 2}'])
 def test_a_damaged_manifest(plan: Plan, content: str) -> None:
     folder = save(plan, 10)
@@ -103,7 +97,6 @@ def test_a_damaged_manifest(plan: Plan, content: str) -> None:
         checkpoint.to_resume(plan, 2)
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -120,21 +113,18 @@ def test_another_run(plan: Plan, change: dict[str, object], reason: str) -> None
         checkpoint.to_resume(dataclasses.replace(plan, **change), 2)  # type: ignore[arg-type]
 
 
-@pytest.mark.timeout(30)
 def test_a_longer_run_may_go_on(plan: Plan) -> None:
     save(plan, 10)
     longer = dataclasses.replace(plan, epochs=9, data="/elsewhere", timeout=5.0)
     assert checkpoint.to_resume(longer, 2).step == 10
 
 
-@pytest.mark.timeout(30)
 def test_other_number_of_workers(plan: Plan) -> None:
     save(plan, 10)
     with pytest.raises(CommandError, match="written by 2 workers and cannot be resumed by 3"):
         checkpoint.to_resume(plan, 3)
 
 
-@pytest.mark.timeout(30)
 def test_a_new_run_does_not_begin_on_top_of_an_old_one(plan: Plan, tmp_path: Path) -> None:
     checkpoint.refuse_to_overwrite(tmp_path)
     save(plan, 10)
@@ -142,7 +132,6 @@ def test_a_new_run_does_not_begin_on_top_of_an_old_one(plan: Plan, tmp_path: Pat
         checkpoint.refuse_to_overwrite(tmp_path)
 
 
-@pytest.mark.timeout(30)
 def test_a_failed_write_leaves_the_old_file(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[BenchTrain]:
     """What the demo would train, without training it."""
     taken: list[BenchTrain] = []
 
-    def train(options: BenchTrain) -> int:
+    def train(options: BenchTrain, command: str) -> int:
+        assert command == "sparsewire demo", "which the report names"
         taken.append(options)
         return 0
 

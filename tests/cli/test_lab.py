@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,10 +15,10 @@ from sparsewire.cli import main
 from sparsewire.lab import Lab, obstacle, records
 
 from ..lab.traces import namespaces, needs_lab, nothing_stays  # noqa: F401
-from .conftest import COMMAND, QUICK, environment, run, sentence, wait_for
+from ..patience import wait_for
+from .conftest import COMMAND, QUICK, environment, run, sentence
 
 pytestmark = [
-    pytest.mark.timeout(100),
     pytest.mark.xdist_group("lab"),
     pytest.mark.usefixtures("nothing_stays"),
 ]
@@ -42,12 +41,14 @@ def test_all_is_well(tmp_path: Path, place: str) -> None:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize(("end", "code"), [("exit 3", 3), ("kill -9 $$", 137)])
 def test_one_rank_fails(tmp_path: Path, place: str, end: str, code: int) -> None:
-    program = f'if [ $RANK = 1 ]; then echo "oh no" >&2; {end}; fi; sleep 500'
+    fails = f'until [ -e ready-0 -a -e ready-2 ]; do sleep 0.01; done; echo "oh no" >&2; {end}'
+    waits = "trap 'echo asked to end; exit' TERM; touch ready-$RANK; sleep 500 & wait"
+    program = f"cd {tmp_path}; if [ $RANK = 1 ]; then {fails}; fi; {waits}"
     words = ["--hosts", "3", place, "--logs", str(tmp_path), "--", "sh", "-c", program]
-    begin = time.monotonic()
     ended = run("lab", *words)
     assert ended.returncode == code
-    assert time.monotonic() - begin < 8, "the others end when they are asked to"
+    for rank in (0, 2):
+        assert (tmp_path / f"rank-{rank}.log").read_text() == "asked to end\n"
     fate = "ended with code 3" if code == 3 else "was ended by SIGKILL"
     assert sentence(ended) == f"sparsewire: rank 1 {fate} (logs in {tmp_path})"
     assert f"the end of {tmp_path}/rank-1.log:\n  oh no\n" in ended.stderr
@@ -67,14 +68,14 @@ class Running:
             stderr=subprocess.PIPE,
             text=True,
         )
-        wait_for(lambda: all("here" in self.log(rank) for rank in range(2)), 30)
+        wait_for(lambda: all("here" in self.log(rank) for rank in range(2)))
 
     def log(self, rank: int) -> str:
         path = self.logs / f"rank-{rank}.log"
         return path.read_text() if path.exists() else ""
 
     def end(self) -> tuple[int, str, str]:
-        out, err = self.process.communicate(timeout=30)
+        out, err = self.process.communicate()
         return self.process.returncode, out, err
 
 
@@ -106,7 +107,7 @@ def test_a_second_ctrl_c_kills(tmp_path: Path, started: list[Running]) -> None:
     )
     started.append(Running(tmp_path, stubborn, "--no-check"))
     started[0].process.send_signal(signal.SIGINT)
-    wait_for(lambda: all("no" in started[0].log(rank) for rank in range(2)), 10)
+    wait_for(lambda: all("no" in started[0].log(rank) for rank in range(2)))
     assert started[0].process.poll() is None
     started[0].process.send_signal(signal.SIGINT)
     assert started[0].end()[0] == 130
@@ -123,12 +124,17 @@ def test_sigterm_is_passed_on(tmp_path: Path, started: list[Running]) -> None:
 
 @needs_lab
 def test_links_are_measured_and_shown(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["lab", "--hosts", "1", "--rate", "50mbit"]) == 0
-    shown = capfd.readouterr().out
-    (line,) = (line for line in shown.splitlines() if line.startswith("host 0"))
-    asked, up, down = line.split()[2:]
-    assert asked == "50mbit"
-    assert all(45 < float(rate.removesuffix("mbit")) < 55 for rate in (up, down))
+    for _ in range(5):  # measured again if the machine was busy with other things
+        assert main(["lab", "--hosts", "1", "--rate", "50mbit"]) == 0
+        shown = capfd.readouterr().out
+        (line,) = (line for line in shown.splitlines() if line.startswith("host 0"))
+        asked, up, down = line.split()[2:]
+        assert asked == "50mbit"
+        fits = all(45 < float(rate.removesuffix("mbit")) < 55 for rate in (up, down))
+        assert fits or "warning: host 0 is off by more than 10 %" in shown
+        if fits:
+            break
+    assert fits
 
 
 @needs_lab
@@ -163,8 +169,7 @@ def test_rates_are_set_from_elsewhere(capfd: pytest.CaptureFixture[str]) -> None
     assert main(["lab", "--set", "1gbit"]) == 1
     assert main(["lab", "--set", "1gbit", "--lab", lab.id]) == 1
     said = capfd.readouterr().err
-    assert "no lab runs on this machine" in said
-    assert f"no lab {lab.id} runs here" in said
+    assert said.count("no lab of yours runs on this machine") == 2
 
 
 @pytest.mark.parametrize(
@@ -195,14 +200,14 @@ def test_what_is_missing_is_explained(
     missing: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000 if missing == "root" else 0)
-    monkeypatch.setattr("sparsewire.lab.obstacles.shutil.which", lambda name: name == "ip" or None)
+    monkeypatch.setattr("sparsewire.lab.obstacles.find", lambda name: name == "ip" or None)
     obstacle.cache_clear()
     try:
         assert main(["lab", "--rate", "1gbit"]) == 1
     finally:
         obstacle.cache_clear()
     said = capfd.readouterr().err
-    assert ("run it with sudo" if missing == "root" else "needs the command tc: install") in said
+    assert ("with sudo" if missing == "root" else "needs the command tc: install") in said
     assert "add --loopback" in said
 
 

@@ -16,7 +16,8 @@ import pytest
 
 from sparsewire.lab import obstacle
 
-from .conftest import QUICK, Starter, alive, environment, read, run, sentence, wait_for
+from ..patience import wait_for
+from .conftest import QUICK, Starter, alive, environment, read, run, sentence
 
 EPOCHS = 8
 STEPS = EPOCHS * 33
@@ -42,7 +43,6 @@ def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return Finished(json.loads(ended.stdout), read(metrics), ended.stderr)
 
 
-@pytest.mark.timeout(100)
 def test_records(finished: Finished) -> None:
     kinds = [record["record"] for record in finished.records]
     assert kinds[0] == "run"
@@ -57,7 +57,6 @@ def test_records(finished: Finished) -> None:
     assert summary == finished.summary
 
 
-@pytest.mark.timeout(100)
 def test_it_learns_and_sends_less(finished: Finished) -> None:
     epochs = [record for record in finished.records if record["record"] == "epoch"]
     assert epochs[-1]["loss"] < epochs[0]["loss"] / 2
@@ -69,7 +68,6 @@ def test_it_learns_and_sends_less(finished: Finished) -> None:
     assert reduction > 5
 
 
-@pytest.mark.timeout(100)
 def test_plain_lines_where_there_is_no_terminal(finished: Finished) -> None:
     lines = finished.error_output.splitlines()
     assert lines[0] == "TopK(0.05), 2 workers"
@@ -78,7 +76,6 @@ def test_plain_lines_where_there_is_no_terminal(finished: Finished) -> None:
     assert "less than dense" in lines[1]
 
 
-@pytest.mark.timeout(100)
 def test_ctrl_c_then_resume_equals_never_having_stopped(
     start: Starter, tmp_path: Path, finished: Finished
 ) -> None:
@@ -102,7 +99,6 @@ def test_ctrl_c_then_resume_equals_never_having_stopped(
     assert len(list(saved.iterdir())) == 2
 
 
-@pytest.mark.timeout(100)
 def test_sigterm_without_checkpoint(start: Starter) -> None:
     running = start(*ENDLESS, "--quiet")
     running.wait_for_step(10)
@@ -114,7 +110,6 @@ def test_sigterm_without_checkpoint(start: Starter) -> None:
     assert not any(map(alive, workers))
 
 
-@pytest.mark.timeout(100)
 def test_ctrl_c_while_workers_still_start(start: Starter) -> None:
     running = start(*ENDLESS)
     wait_for(lambda: running.process.poll() is not None or len(running.workers()) == 2)
@@ -126,7 +121,6 @@ def test_ctrl_c_while_workers_still_start(start: Starter) -> None:
     assert not any(map(alive, workers))
 
 
-@pytest.mark.timeout(100)
 def test_second_ctrl_c_stops_at_once(start: Starter) -> None:
     running = start(*ENDLESS)
     running.wait_for_step(10)
@@ -144,7 +138,6 @@ def test_second_ctrl_c_stops_at_once(start: Starter) -> None:
     assert not any(map(alive, workers))
 
 
-@pytest.mark.timeout(100)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_killed_worker_is_named(start: Starter, rank: int) -> None:
     running = start(*ENDLESS)
@@ -159,24 +152,21 @@ def test_killed_worker_is_named(start: Starter, rank: int) -> None:
     assert not any(map(alive, workers))
 
 
-@pytest.mark.timeout(100)
 def test_killed_launcher_leaves_no_orphan(start: Starter) -> None:
     running = start(*ENDLESS)
     running.wait_for_step(10)
     workers = running.workers()
     assert len(workers) == 2
     running.process.kill()
-    wait_for(lambda: not any(map(alive, workers)), seconds=10)
+    wait_for(lambda: not any(map(alive, workers)))
 
 
-@pytest.mark.timeout(100)
 def test_divergence_is_explained(start: Starter) -> None:
     ended = start("--epochs", "2", "--lr", "1e30").end()
     assert ended.returncode == 1
     assert "try a smaller --lr than 1e+30" in sentence(ended)
 
 
-@pytest.mark.timeout(100)
 def test_as_a_rank_of_torchrun(data: Path, finished: Finished) -> None:
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     words = ["train", "mnist", *QUICK, "--data", str(data), "--epochs", str(EPOCHS)]
@@ -185,7 +175,6 @@ def test_as_a_rank_of_torchrun(data: Path, finished: Finished) -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=90,
     )
     assert ended.returncode == 0, ended.stderr
     summary = json.loads(ended.stdout)
@@ -193,7 +182,6 @@ def test_as_a_rank_of_torchrun(data: Path, finished: Finished) -> None:
     assert summary["model_sha256"] == finished.summary["model_sha256"]
 
 
-@pytest.mark.timeout(100)
 @pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))
 def test_on_a_lab(start: Starter, finished: Finished) -> None:
     ended = start("--epochs", str(EPOCHS), "--rate", "1gbit", "--json").end()
@@ -201,7 +189,6 @@ def test_on_a_lab(start: Starter, finished: Finished) -> None:
     assert json.loads(ended.stdout)["model_sha256"] == finished.summary["model_sha256"]
 
 
-@pytest.mark.timeout(100)
 def test_compare_on_a_terminal(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     terminal, end = pty.openpty()
@@ -226,6 +213,9 @@ def test_compare_on_a_terminal(data: Path, tmp_path: Path) -> None:
     assert "values=BFloat16()" in table
     results = json.loads((out / "results.json").read_text())
     first, second = results["results"]
+    for one in (first, second):
+        low, high = one["step_quartiles"]
+        assert 0 < low <= one["step_seconds"] <= high
     assert len(first["test_accuracies"]) == 2
     assert first["reduction"] < 1.1 < 5 < second["reduction"]
     assert (out / "comparison.png").read_bytes().startswith(b"\x89PNG")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 import time
 import weakref
 from typing import Any
@@ -17,29 +18,36 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import sparsewire as sw
 
 from ..cluster import Cluster
+from ..patience import patience
 from .training import CAP, batch, loss_of, make_model, numbers, sgd, train_simulated
 
 
-def _overlap() -> tuple[float, float]:
+def _overlap(limit: float) -> tuple[float, float]:
     """When the first bucket's exchange was over, and when the last bucket was handed over."""
     net = make_model()
     model = DDP(net, bucket_cap_mb=0.001)
     wire = sw.attach(model, "TopK(0.05)")
     loss_of(model, dist.get_rank(), 0).backward()
     pipeline, exchanged, taken = wire._pipeline, [], []
+    first = threading.Event()
     exchange, take = pipeline._exchange, pipeline.take
 
     def timed_exchange(*arguments: Any) -> None:
         exchange(*arguments)
         exchanged.append(time.monotonic())
+        first.set()
 
     def timed_take(bucket: Any) -> Any:
         taken.append(time.monotonic())
         return take(bucket)
 
     pipeline._exchange, pipeline.take = timed_exchange, timed_take  # type: ignore[method-assign]
+
+    def wait(_: torch.Tensor) -> None:
+        first.wait(limit)
+
     # backward reaches the first layer last, and takes its time there
-    handle = net.get_parameter("0.weight").register_hook(lambda gradient: time.sleep(0.5))
+    handle = net.get_parameter("0.weight").register_hook(wait)
     loss_of(model, dist.get_rank(), 1).backward()
     handle.remove()
     wire.detach()
@@ -47,7 +55,7 @@ def _overlap() -> tuple[float, float]:
 
 
 def test_exchange_goes_on_while_backward_does(two: Cluster) -> None:
-    for first_exchanged, last_taken in two.run(_overlap):
+    for first_exchanged, last_taken in two.run(_overlap, patience(5)):
         assert first_exchanged < last_taken
 
 

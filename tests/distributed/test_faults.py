@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -19,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import sparsewire as sw
 
 from ..cluster import Cluster
+from ..patience import patience, telling, wait_for
 from .training import CAP, loss_of, make_model, sgd
 
 Fresh = Callable[..., Cluster]
@@ -50,21 +52,18 @@ def _train_until_it_breaks(timeout: float, ready: Path) -> tuple[str, str, float
 
 
 def _wait_until_all_train(cluster: Cluster, ready: Path) -> None:
-    end = time.monotonic() + 60
-    while len(list(ready.iterdir())) < cluster.size:
-        assert time.monotonic() < end, "training did not start"
-        time.sleep(0.05)
+    wait_for(lambda: len(list(ready.iterdir())) == cluster.size)
 
 
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_killed_rank_is_named_by_all_others(fresh: Fresh, victim: int, tmp_path: Path) -> None:
-    cluster = fresh(4)
-    cluster.start(_train_until_it_breaks, 30.0, tmp_path)
+    cluster, deadline = fresh(4), patience(30)
+    cluster.start(_train_until_it_breaks, deadline, tmp_path)
     _wait_until_all_train(cluster, tmp_path)
     cluster.kill(victim)
     killed = time.monotonic()
-    outcomes = cluster.collect(timeout=30)
-    assert time.monotonic() - killed < 20
+    outcomes = cluster.collect()
+    assert time.monotonic() - killed < deadline
     for rank, (fine, value) in enumerate(outcomes):
         if rank == victim:
             assert value == "died"
@@ -80,24 +79,24 @@ def test_a_killed_rank_is_named_by_all_others(fresh: Fresh, victim: int, tmp_pat
 
 
 def test_a_stopped_rank_is_named_after_the_deadline(fresh: Fresh, tmp_path: Path) -> None:
-    cluster = fresh(2)
-    cluster.start(_train_until_it_breaks, 3.0, tmp_path)
+    cluster, deadline = fresh(2), patience(3)
+    cluster.start(_train_until_it_breaks, deadline, tmp_path)
     _wait_until_all_train(cluster, tmp_path)
     cluster.kill(1, signal.SIGSTOP)
-    fine, value = cluster.collect_one(0, timeout=30)
+    fine, value = cluster.collect_one(0)
     cluster.kill(1, signal.SIGKILL)
     assert fine, value
     message, kind, took, _ = value
     assert "rank 1 of 2 did not answer" in message
     assert kind == "ExchangeError"
-    assert took < 3.0 + 5.0 + 4.0  # deadline, grace, roll call
+    assert took < deadline + patience(5 + 4)  # grace, roll call
 
 
 @pytest.mark.parametrize("host", ["agent", "rank 0"])
 def test_a_frozen_store_hangs_nobody(fresh: Fresh, host: str, tmp_path: Path) -> None:
     """The deadline holds where no call to the store comes back."""
-    cluster = fresh(3, host)
-    cluster.start(_train_until_it_breaks, 3.0, tmp_path)
+    cluster, deadline = fresh(3, host), patience(3)
+    cluster.start(_train_until_it_breaks, deadline, tmp_path)
     _wait_until_all_train(cluster, tmp_path)
     if host == "agent":
         os.kill(cluster.agent.pid, signal.SIGSTOP)
@@ -106,13 +105,13 @@ def test_a_frozen_store_hangs_nobody(fresh: Fresh, host: str, tmp_path: Path) ->
     else:
         cluster.kill(0, signal.SIGSTOP)
     for rank in (1, 2):
-        fine, value = cluster.collect_one(rank, timeout=60)
+        fine, value = cluster.collect_one(rank)
         assert fine, value
         message, kind, took, again = value
         assert "the store does not answer" in message
         assert f"on rank {rank} of 3" in message
         assert kind == "ExchangeError"
-        assert took < 3.0 + 5.0 + 4.0 + 2.0  # deadline, grace, inquiry, and starting threads
+        assert took < deadline + patience(5 + 4)  # grace, inquiry
         assert "ExchangeError" in again
 
 
@@ -178,10 +177,10 @@ def test_a_rank_out_of_step_is_found_out(four: Cluster) -> None:
         assert steps == (7 if rank == 1 else 1)
 
 
-def _one_rank_breaks() -> tuple[str, float]:
+def _one_rank_breaks(deadline: float) -> tuple[str, float]:
     """Rank 3 runs into an error of its own while it selects."""
     model = DDP(make_model(), bucket_cap_mb=CAP)
-    wire = sw.attach(model, "TopK(0.05)", timeout=30)
+    wire = sw.attach(model, "TopK(0.05)", timeout=deadline)
     loss_of(model, dist.get_rank(), 0).backward()
     if dist.get_rank() == 3:
 
@@ -199,34 +198,36 @@ def _one_rank_breaks() -> tuple[str, float]:
 
 
 def test_an_error_on_one_rank_reaches_all(fresh: Fresh) -> None:
-    for message, took in fresh(4).run(_one_rank_breaks):
+    deadline = patience(30)
+    for message, took in fresh(4).run(_one_rank_breaks, deadline):
         assert "no room left" in message
         assert "all ranks still answer" in message
-        assert took < 15
+        assert took < deadline / 2
 
 
-def _wait_for_ever() -> str:
+def _wait_for_ever(deadline: float, over: Path) -> tuple[str, float]:
     """Rank 0 waits for rank 1, which never comes; then rank 0 is interrupted."""
     model = DDP(make_model(), bucket_cap_mb=CAP)
-    wire = sw.attach(model, "TopK(0.05)", timeout=60)
+    wire = sw.attach(model, "TopK(0.05)", timeout=deadline)
     for step in range(2):  # DDP's own collectives, for rebuilding its buckets, are over then
         loss_of(model, dist.get_rank(), step).backward()
     if dist.get_rank() == 1:
-        time.sleep(8)
-        return "slept"
+        wait_for(over.exists)
+        return "", 0.0
     threading.Timer(2.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     start = time.monotonic()
-    try:
+    # PyTorch 2.6 raises the failed exchange first, and Python the interrupt at the next call.
+    first = (RuntimeError,) if torch.__version__.startswith("2.6.") else ()
+    with telling(over), pytest.raises(KeyboardInterrupt), contextlib.suppress(*first):
         loss_of(model, dist.get_rank(), 2).backward()
-    except KeyboardInterrupt:
-        return f"interrupted after {time.monotonic() - start:.1f}: {wire.error}"
-    return "went on"
+    return str(wire.error), time.monotonic() - start
 
 
-def test_ctrl_c_gets_out_of_a_wait(fresh: Fresh) -> None:
-    results = fresh(2).run(_wait_for_ever)
-    assert results[0].startswith("interrupted after 2.")
-    assert "interrupted by Ctrl-C" in results[0]
+def test_ctrl_c_gets_out_of_a_wait(fresh: Fresh, tmp_path: Path) -> None:
+    deadline = patience(60)
+    (message, took), _ = fresh(2).run(_wait_for_ever, deadline, tmp_path / "over")
+    assert "interrupted by Ctrl-C" in message
+    assert took < deadline / 2
 
 
 def _abandoned_backward() -> tuple[torch.Tensor, torch.Tensor]:
@@ -267,19 +268,18 @@ def test_a_broken_off_backward_leaves_no_trace(two: Cluster) -> None:
         assert torch.equal(straight, after_break)
 
 
-def _optimizer_alone() -> tuple[str, str]:
+def _optimizer_alone(deadline: float, over: Path) -> tuple[str, str]:
     """Rank 1 never steps; then a closed group is used."""
     model = make_model()
-    optimizer = sw.DistributedOptimizer(model, sgd(model), "TopK(0.05)", timeout=3)
+    optimizer = sw.DistributedOptimizer(model, sgd(model), "TopK(0.05)", timeout=deadline)
     loss_of(model, dist.get_rank(), 0).backward()
     first = second = ""
     if dist.get_rank() == 0:
-        try:
+        with telling(over), pytest.raises(sw.ExchangeError) as error:
             optimizer.step()
-        except sw.ExchangeError as error:
-            first = str(error)
+        first = str(error.value)
     else:
-        time.sleep(5)
+        wait_for(over.exists)
     optimizer.close()
     try:
         optimizer.step()
@@ -288,25 +288,24 @@ def _optimizer_alone() -> tuple[str, str]:
     return first, second
 
 
-def test_the_optimizer_form_names_step_and_rank(fresh: Fresh) -> None:
-    results = fresh(2).run(_optimizer_alone)
+def test_the_optimizer_form_names_step_and_rank(fresh: Fresh, tmp_path: Path) -> None:
+    deadline = patience(3)
+    results = fresh(2).run(_optimizer_alone, deadline, tmp_path / "over")
     assert "the exchange of step 0 failed on rank 0 of 2" in results[0][0]
-    assert "slow rather than lost, give it more than timeout=3" in results[0][0]
+    assert f"slow rather than lost, give it more than timeout={deadline:g}" in results[0][0]
     for _, closed in results:
         assert "the group was closed" in closed
 
 
-def _alone_at_attach() -> str:
+def _alone_at_attach(over: Path) -> str:
     model = DDP(make_model())
     if dist.get_rank() == 1:
-        time.sleep(6)
+        wait_for(over.exists)
         return ""
-    try:
+    with telling(over), pytest.raises(sw.ExchangeError) as error:
         sw.attach(model, "TopK(0.05)", timeout=2)
-    except sw.ExchangeError as error:
-        return str(error)
-    return "attached"
+    return str(error.value)
 
 
-def test_a_rank_that_does_not_attach(fresh: Fresh) -> None:
-    assert "all ranks must attach" in fresh(2).run(_alone_at_attach)[0]
+def test_a_rank_that_does_not_attach(fresh: Fresh, tmp_path: Path) -> None:
+    assert "all ranks must attach" in fresh(2).run(_alone_at_attach, tmp_path / "over")[0]

@@ -8,21 +8,21 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from ..patience import patience
+
 SCRIPT = Path(__file__).with_name("user_script.py")
 
 
 def test_under_torchrun() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*command, str(SCRIPT), "10"], capture_output=True, text=True, timeout=90, check=False
-    )
+    words = [str(SCRIPT), "10", str(patience(20))]
+    done = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     results = re.findall(r"done (-?[\d.]+?\d{12})", done.stdout)  # lines may run into each other
     assert len(results) == 2
@@ -38,7 +38,7 @@ def _start(rank: int, port: int) -> subprocess.Popen[str]:
         "MASTER_PORT": str(port),
     }
     return subprocess.Popen(
-        [sys.executable, str(SCRIPT), "100000", "0.01"],
+        [sys.executable, str(SCRIPT), "100000", str(patience(20)), "0.01"],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -68,22 +68,18 @@ def _three_ranks() -> Iterator[list[subprocess.Popen[str]]]:
 def test_survivors_of_a_dead_rank_exit_by_themselves(victim: int) -> None:
     with _three_ranks() as ranks:
         ranks[victim].kill()
-        start = time.monotonic()
         for rank, process in enumerate(ranks):
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=patience(40))
             if rank != victim:
                 assert process.returncode == 1, errors[-2000:]  # an exception, not an abort
                 assert "ExchangeError" in errors
-        assert time.monotonic() - start < 40
 
 
 def test_ctrl_c_ends_a_script() -> None:
     with _three_ranks() as ranks:
-        start = time.monotonic()
         for process in ranks:
             process.send_signal(signal.SIGINT)
         for process in ranks:
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=patience(40))
             assert "KeyboardInterrupt" in errors or "ExchangeError" in errors
             assert process.returncode in (1, -signal.SIGINT), errors[-2000:]
-        assert time.monotonic() - start < 40

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 import torch
@@ -29,6 +29,7 @@ from sparsewire.meter import Meter
 from sparsewire.workspace import Workspace
 
 from ..cluster import Cluster
+from ..patience import patience, telling, wait_for
 
 Fresh = Callable[[int], Cluster]
 
@@ -203,22 +204,22 @@ def test_buffers_are_kept_and_hold_the_sum_and_the_chunks_under_way(four: Cluste
     assert four.run(_buffers, chunks * CHUNK) == [(expected, True)] * 4
 
 
-def _left_alone() -> tuple[str, int]:
+def _left_alone(deadline: float, over: Path) -> tuple[str, int]:
     """Rank 1 takes part in the first chunk, and then no more."""
     with small_chunks():
-        group, work = DistributedGroup(timeout=2), Workspace()
+        group, work = DistributedGroup(timeout=deadline), Workspace()
         add_up(group, CHUNK, work=work)
         if dist.get_rank() == 1:
-            time.sleep(4)
+            wait_for(over.exists)
             return "", 0
-        try:
+        with telling(over), pytest.raises(sw.ExchangeError) as error:
             add_up(group, 5 * CHUNK, work=work)
-        except sw.ExchangeError as error:
-            return str(error), len(work.buffers)
-        return "went on", 0
+        return str(error.value), len(work.buffers)
 
 
-def test_chunks_that_nobody_takes_end_in_time_and_let_go_of_their_buffers(fresh: Fresh) -> None:
-    (message, buffers), _ = fresh(2).run(_left_alone)
+def test_chunks_that_nobody_takes_end_in_time_and_let_go_of_their_buffers(
+    fresh: Fresh, tmp_path: Path
+) -> None:
+    (message, buffers), _ = fresh(2).run(_left_alone, patience(2), tmp_path / "over")
     assert "failed on rank 0 of 2" in message
     assert buffers == 0

@@ -15,7 +15,7 @@ torch.set_num_threads(1)
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = DDP(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)))
-wire = sw.attach(model, sw.TopK(0.05), timeout=20)  # 2
+wire = sw.attach(model, sw.TopK(0.05), timeout=float(sys.argv[2]))  # 2
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
 generator = torch.Generator().manual_seed(dist.get_rank())
@@ -27,8 +27,8 @@ for step in range(int(sys.argv[1])):
     optimizer.step()
     if step == 5:
         print(f"rank {dist.get_rank()} trains as process {os.getpid()}", flush=True)
-    if len(sys.argv) > 2:
-        time.sleep(float(sys.argv[2]))
+    if len(sys.argv) > 3:
+        time.sleep(float(sys.argv[3]))
 
 total = sum(p.detach().double().sum() for p in model.parameters())
 print(f"done {total:.12f}", flush=True)

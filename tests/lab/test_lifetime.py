@@ -19,10 +19,11 @@ from sparsewire.lab import Lab, Loopback, records, running
 from sparsewire.lab.cluster import sweep
 from sparsewire.lab.commands import run
 
-from ..cli.conftest import alive, environment, wait_for
+from ..cli.conftest import alive, environment
+from ..patience import wait_for
 from .traces import namespaces, needs_lab
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.xdist_group("lab")]
+pytestmark = pytest.mark.xdist_group("lab")
 
 OWNER = """
 import signal, subprocess, sys, time
@@ -64,7 +65,7 @@ def owner() -> Iterator[tuple[subprocess.Popen[str], str, list[int]]]:
 def test_signals_that_end_the_owner(number: signal.Signals) -> None:
     with owner() as (process, lab, inside):
         process.send_signal(number)
-        process.wait(timeout=20)
+        process.wait()
         assert process.returncode in (-number, 128 + number)
         assert not namespaces(lab)
         assert not any(alive(pid) for pid in inside)
@@ -75,8 +76,8 @@ def test_what_kill_9_leaves_is_swept_by_the_next_lab() -> None:
     stranger = f"sparsewire-{secrets.token_hex(4)}-host0"  # like a lab's, but not recorded
     with owner() as (process, lab, (grandchild, child)), owner() as (_, other, _):
         process.kill()
-        process.wait(timeout=20)
-        wait_for(lambda: not alive(child), 5)  # by the kernel
+        process.wait()
+        wait_for(lambda: not alive(child))  # by the kernel
         run(["ip", "netns", "add", stranger])
         try:
             with Lab(hosts=1):
@@ -93,7 +94,7 @@ def test_a_lab_of_a_recycled_process_number_is_swept() -> None:
     with owner() as (process, lab, _):
         (record,) = (record for record in records.read_all() if record.plan.id == lab)
         process.kill()
-        process.wait(timeout=20)
+        process.wait()
         assert record.started is not None
         records.Record(record.plan, os.getpid(), record.started).write()
         sweep()
@@ -156,4 +157,4 @@ def test_loopback(tmp_path: Path) -> None:
         assert place.addresses == ["127.0.0.1"] * 2
         command = ["sh", "-c", 'test "$RANK" = 1 && test -n "$PATH"']
         with place.inside(1):
-            assert place.start(1, command, told, cwd=tmp_path).wait(timeout=20) == 0
+            assert place.start(1, command, told, cwd=tmp_path).wait() == 0

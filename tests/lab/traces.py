@@ -12,6 +12,8 @@ import pytest
 
 from sparsewire.lab import obstacle, records
 
+from ..patience import patience
+
 needs_lab = pytest.mark.skipif(obstacle() is not None, reason=obstacle() or "")
 
 
@@ -34,7 +36,7 @@ def nothing_stays() -> Iterator[None]:
     before = namespaces()
     yield
     # Others come and go at any time; what this test left would stay.
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + patience(10)
     while left := namespaces() - before - _of_others():
         assert time.monotonic() < deadline, left
         time.sleep(0.1)

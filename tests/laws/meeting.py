@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 from sparsewire.groups.simulated import results_of
 from sparsewire.requests import Request, Start, Step, Wait
 
+from ..patience import patience
+
 Result = TypeVar("Result")
-PATIENCE = 20.0  # seconds; a rank that does not come fails the test
 
 
 @dataclass
@@ -24,8 +25,9 @@ class _Table:
     answers: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.laid = threading.Barrier(self.size, self._answer, PATIENCE)
-        self.taken = threading.Barrier(self.size, timeout=PATIENCE)
+        limit = patience(20)  # a rank that does not come fails the test
+        self.laid = threading.Barrier(self.size, self._answer, limit)
+        self.taken = threading.Barrier(self.size, timeout=limit)
 
     def _answer(self) -> None:
         self.answers = results_of([self.steps[rank] for rank in range(self.size)])

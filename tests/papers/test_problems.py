@@ -33,7 +33,6 @@ def test_mnist(tmp_path: Path) -> None:
     assert "norm1.weight" in names
 
 
-@pytest.mark.timeout(100)
 def test_cifar10_trains(tmp_path: Path) -> None:
     """A step of ResNet-18: all of its tensors get gradients, and worker 0 its statistics."""
     problem = Shelf(write_binary(tmp_path), CPU).get(PHOTOS)

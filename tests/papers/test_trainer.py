@@ -145,7 +145,7 @@ def test_a_training_that_diverges_ends_early() -> None:
 
 def test_too_few_examples_are_refused() -> None:
     recipe = replace(RECIPE, batch=20)
-    with pytest.raises(ValueError, match="50 examples are too few"):
+    with pytest.raises(ValueError, match="50 examples cannot fill one step"):
         Trainer(recipe, sw.parse("Dense()"), Mnist(DATA, recipe), 0, CPU)
 
 

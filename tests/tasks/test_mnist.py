@@ -19,7 +19,6 @@ def real() -> mnist.Data:
     return mnist.load(mnist.find())
 
 
-@pytest.mark.timeout(60)
 def test_the_shipped_files(real: mnist.Data) -> None:
     assert (len(real.train), len(real.test)) == (60_000, 10_000)
     assert real.train.labels.bincount().tolist() == [
@@ -28,7 +27,6 @@ def test_the_shipped_files(real: mnist.Data) -> None:
     assert real.train.labels[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
 
 
-@pytest.mark.timeout(60)
 def test_batches_are_normalised(real: mnist.Data) -> None:
     images, labels = real.train.batch(torch.arange(5000))
     assert images.shape == (5000, 784)
@@ -37,14 +35,12 @@ def test_batches_are_normalised(real: mnist.Data) -> None:
     assert torch.equal(labels, real.train.labels[:5000])
 
 
-@pytest.mark.timeout(60)
 def test_limit(real: mnist.Data) -> None:
     small = mnist.load(mnist.find(), limit=100)
     assert torch.equal(small.train.images, real.train.images[:100])
     assert len(small.test) == 10_000
 
 
-@pytest.mark.timeout(30)
 def test_places_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = idxfile.write_mnist(tmp_path / "given", 5, 5)
     from_variable = idxfile.write_mnist(tmp_path / "data" / "mnist", 5, 5)
@@ -59,7 +55,6 @@ def test_places_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert mnist.find() == ROOT / "data" / "mnist"
 
 
-@pytest.mark.timeout(30)
 def test_missing_files_are_named(tmp_path: Path) -> None:
     folder = idxfile.write_mnist(tmp_path / "mnist", 5, 5)
     (folder / mnist.FILES[2]).unlink()
@@ -72,7 +67,6 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     assert "--data" in sentence
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize(
     ("number", "tensor", "reason"),
     [
@@ -91,7 +85,6 @@ def test_files_that_do_not_belong(
         mnist.load(folder)
 
 
-@pytest.mark.timeout(30)
 def test_model_follows_from_its_seed_and_leaves_the_generator_alone() -> None:
     before = torch.random.get_rng_state()
     first, again, other = mnist.build((8, 4), 1), mnist.build((8, 4), 1), mnist.build((8, 4), 2)
@@ -102,14 +95,12 @@ def test_model_follows_from_its_seed_and_leaves_the_generator_alone() -> None:
     assert not torch.equal(*weights)
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("hidden", [(), (8,), (8, 4)])
 def test_shapes_are_those_of_the_model(hidden: tuple[int, ...]) -> None:
     built = {name: tuple(p.shape) for name, p in mnist.build(hidden, 0).named_parameters()}
     assert mnist.shapes(hidden) == built
 
 
-@pytest.mark.timeout(30)
 def test_order_is_a_permutation_of_its_own_for_each_epoch_and_seed() -> None:
     orders = [mnist.order(seed, epoch, 1000) for seed in (0, 1) for epoch in (0, 1)]
     for order in orders:
@@ -118,7 +109,6 @@ def test_order_is_a_permutation_of_its_own_for_each_epoch_and_seed() -> None:
     assert torch.equal(orders[0], mnist.order(0, 0, 1000))
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("workers", [1, 3, 7])
 def test_evaluation_adds_up_over_ranks(real: mnist.Data, workers: int) -> None:
     model = mnist.build((16,), 0)

@@ -17,7 +17,7 @@ from ..errors import AttachError, SparsewireError, StateError
 from ..groups.distributed import DistributedGroup
 from ..groups.node import Node, Within
 from ..meter import Meter
-from ..report import Report, dense_traffic
+from ..report import Report, dense_traffic, plural
 from ..scheme import AnyScheme, as_scheme
 from ..selectors import Selector
 from . import saved
@@ -60,8 +60,8 @@ def attach(
 
     Returns the `Wire`: its `state_dict()` belongs into every rank's checkpoint.
     """
-    chosen = as_scheme(scheme)
     ddp = find_ddp(model)
+    chosen = as_scheme(scheme)
     parameters = named_parameters(ddp.module)
     check_momentum(chosen.memory, optimizer)
     if follow_lr and optimizer is None:
@@ -154,8 +154,8 @@ class Wire:
         before = state.get("within", 1) if isinstance(state, Mapping) else within
         if before != within:
             raise StateError(
-                f"the saved state is of machines with {before} ranks each, and here they have "
-                f"{within}: attach with the same within="
+                f"the saved state is of machines with {plural(before, 'rank')} each, and here they "
+                f"have {within}: attach with the same within="
             )
         saved.check(state, p.scheme, p.group, p.ledger, strict)
         p.scaling.check(state.get("scaling"))

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import AttachError
 from ..memory import Memory, MomentumCorrection
+from ..notation import Part
 from ..scheme import AnyScheme
 
 _WRAPPERS = ("_orig_mod", "_forward_module", "model", "module")
@@ -20,6 +21,11 @@ _ADAPTIVE = ("ada", "rmsprop", "lamb")
 
 def find_ddp(model: object) -> DistributedDataParallel:
     """The DDP module itself, or the one inside `torch.compile`, Fabric or a strategy."""
+    if isinstance(model, (str, Part)):
+        raise AttachError(
+            f"the arguments of attach() are swapped, since the first is the scheme {model!r}: "
+            f"write attach(model, scheme)"
+        )
     seen: list[object] = [model]
     for candidate in seen:
         if isinstance(candidate, DistributedDataParallel):

@@ -86,8 +86,10 @@ def scheme(text: str) -> str:
 
 
 def kind(name: str) -> str:
-    """What a name stands for: the "floor" itself, a "peer" or a "scheme"."""
-    return "floor" if name == COMPUTE else "peer" if name in PEERS else "scheme"
+    """What a name stands for: a "floor", which exchanges nothing, a "peer" or a "scheme"."""
+    if name == COMPUTE or (name in PEERS and not PEERS[name].sends):
+        return "floor"
+    return "peer" if name in PEERS else "scheme"
 
 
 class Entry:

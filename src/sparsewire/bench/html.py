@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from ..lab import Link
+from ..report import plural
 from .results import say_rate
 from .setting import Setting
 
@@ -43,12 +46,22 @@ ul { padding-left: 1.2rem; margin: .5rem 0; } li { margin: .3rem 0; max-width: 4
 details { margin-top: .8rem; } summary { cursor: pointer; color: var(--soft); }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .3rem 1rem; margin: .6rem 0; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
+.together { white-space: nowrap; }
 """
+# "2.27 s", "1 Gbit/s", "97 %", "2.8× faster" and dates, with or without the time.
+_TOGETHER = re.compile(
+    r"\d[\d.,]* (?:[mµn]?s|%|[kMG]?bit/s|[kMG]?B|GiB)(?!\w)|[\d.]*\d× \w+|\d{4}-\d\d-\d\d[\dT:+]*"
+)
 
 
 def escape(text: object) -> str:
     """A text that cannot be anything else."""
     return html.escape(str(text), quote=True)
+
+
+def prose(text: object) -> str:
+    """A text to read, in which no line ends between a number and its unit or inside a date."""
+    return _TOGETHER.sub(r'<span class="together">\g<0></span>', escape(text))
 
 
 def document(title: str, style: str, body: Iterable[str]) -> str:
@@ -62,22 +75,38 @@ def document(title: str, style: str, body: Iterable[str]) -> str:
     )
 
 
+def opening(of: Setting, headline: str) -> str:
+    """The command and what it found."""
+    command = escape(of.arguments["command"])
+    return f'<p class="kicker">{command}</p>\n<h1>{prose(headline)}</h1>\n'
+
+
+def subject(of: Setting, model: Mapping[str, Any]) -> str:
+    """What was trained, and when."""
+    examples = model["examples"]
+    batch = f", {plural(examples, 'example')} per host and step" if examples else ""
+    return (
+        f'<p class="soft">{escape(model["name"])}: {plural(model["parameters"], "parameter")} in '
+        f"{plural(model['tensors'], 'tensor')}{batch}. {prose(of.created[:10])}.</p>"
+    )
+
+
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table that can be moved sideways where it does not fit."""
     head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
-    lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
+    lines = ("".join(f"<td>{prose(cell)}</td>" for cell in row) for row in rows)
     body = "\n".join(f"<tr>{line}</tr>" for line in lines)
     return f'<div class="scroll"><table>\n<tr>{head}</tr>\n{body}\n</table></div>'
 
 
 def paragraphs(texts: Iterable[str]) -> str:
     """Each text as a point of a list."""
-    return "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>"
+    return "<ul>" + "".join(f"<li>{prose(text)}</li>" for text in texts) + "</ul>"
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> str:
     """Names and what they are."""
-    inner = "".join(f"<dt>{escape(name)}</dt><dd>{escape(fact)}</dd>" for name, fact in pairs)
+    inner = "".join(f"<dt>{escape(name)}</dt><dd>{prose(fact)}</dd>" for name, fact in pairs)
     return f"<dl>{inner}</dl>"
 
 
@@ -86,7 +115,7 @@ def setting(of: Setting) -> str:
     machine = of.machine
     return facts(
         [
-            ("machine", f"{machine['cpu']}, {machine['cores']} cores"),
+            ("machine", f"{machine['cpu']}, {plural(machine['cores'], 'core')}"),
             ("memory", f"{machine['memory'] / 2**30:.0f} GiB"),
             ("system", machine["system"]),
             *of.versions.items(),
@@ -103,7 +132,7 @@ def shared_cores(of: Setting, hosts: int) -> list[str]:
     if cores >= 2 * hosts:
         return []
     return [
-        f"The {hosts} hosts share the {cores} cores of one machine, so computing, "
+        f"The {hosts} hosts share {plural(cores, 'core')} of one machine, so computing, "
         f"choosing and coding take longer here than on machines of their own."
     ]
 

@@ -11,6 +11,7 @@ from .html import escape
 from .results import Contender, Results, Run, headlines, remarks, say_seconds
 from .stopwatch import PARTS
 from .table import COSTS, cost_cells, milliseconds
+from .timing import RULE
 
 _STYLE = """
 .key { display: flex; flex-wrap: wrap; gap: .2rem 1rem; margin: 1rem 0 .6rem; padding: 0;
@@ -33,7 +34,8 @@ _METHOD = (
     "every other round goes backwards, so that whatever changes on the machine meanwhile meets "
     "all of them.",
     "All ranks begin a step together. A step's time is the mean over the ranks; what is shown is "
-    "the median over all steps of all rounds, and the quartiles beside it.",
+    "the median over all steps of all rounds, and the quartiles beside it are its spread.",
+    RULE,
     "Backward ends when the last gradient is there. What of an exchange happens before that is "
     "hidden behind it and costs no time; the parts are what is left, and add up to the step. They "
     "are those of the mean step, scaled to the median.",
@@ -55,13 +57,8 @@ def render(results: Results) -> str:
 def _body(results: Results) -> Iterator[str]:
     first, *others = headlines(results)
     model = results.model
-    examples = f", {model['examples']} examples per host and step" if model["examples"] else ""
-    yield (
-        f'<p class="kicker">sparsewire bench step</p>\n<h1>{escape(first)}</h1>\n'
-        f'<p class="soft">{escape(model["name"])}: {model["parameters"]:,} parameters in '
-        f"{model['tensors']} tensors{examples}. {escape(results.setting.created[:10])}.</p>"
-    )
-    yield "".join(f"<p>{escape(sentence)}</p>" for sentence in others)
+    yield html.opening(results.setting, first) + html.subject(results.setting, model)
+    yield "".join(f"<p>{html.prose(sentence)}</p>" for sentence in others)
     for run in results.runs:
         yield _network(results, run)
     shared = html.shared_cores(results.setting, results.hosts)
@@ -96,7 +93,7 @@ def _network(results: Results, run: Run) -> str:
         ("", *COSTS), ([one.name, *cost_cells(results, run, one)] for one in run.finished)
     )
     return (
-        f"<section><h2>{escape(place)}</h2>{_key(run)}{_bars(run)}"
+        f"<section><h2>{html.prose(place)}</h2>{_key(run)}{_bars(run)}"
         f"{html.paragraphs(remarks(run))}{costs}"
         f"<h3>Parts of the median step, in milliseconds</h3>{parts}"
         f"{html.links(run.links)}</section>"
@@ -120,18 +117,13 @@ def _bars(run: Run) -> str:
         if one in run.failed:
             cells = '<span class="soft"></span><span class="soft">failed</span>'
         else:
-            took, against = say_seconds(one.median, largest), _against(run, one)
-            cells = f'{_bar(run, one, largest)}<span><b>{took}</b> <span class="soft">{against}'
-            cells += "</span></span>"
+            took, against = say_seconds(one.median, largest), run.against_dense(one)
+            cells = (
+                f'{_bar(run, one, largest)}<span><b class="together">{took}</b> '
+                f'<span class="soft">{html.prose(against)}</span></span>'
+            )
         rows.append(f'<li><span class="name">{escape(one.name)}</span>{cells}</li>')
     return f'<ul class="bars">{"".join(rows)}</ul>'
-
-
-def _against(run: Run, one: Contender) -> str:
-    if run.dense is None or one in (run.dense, run.floor):
-        return ""
-    ratio = run.dense.median / one.median
-    return f"{ratio:.1f}× faster" if ratio >= 1 else f"{1 / ratio:.1f}× slower"
 
 
 def _bar(run: Run, one: Contender, largest: float) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .colours import FAINT, INK, OF_PARTS
-from .results import Contender, Results, Run, say_seconds
+from .results import Results, Run, say_seconds
 from .stopwatch import PARTS
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _draw(axes: Axes, results: Results, run: Run) -> None:
         low, high = (factor * quartile for quartile in one.quartiles)
         axes.plot([low, high], [row, row], color=INK, linewidth=1.2, solid_capstyle="butt")
         axes.annotate(
-            _label(run, one, largest),
+            f"{say_seconds(one.median, largest)}  {run.against_dense(one)}",
             (max(factor * one.median, high), row),
             (6, 0),
             textcoords="offset points",
@@ -101,11 +101,3 @@ def _draw(axes: Axes, results: Results, run: Run) -> None:
     axes.tick_params(colors=INK, length=0, labelsize=9)
     axes.set_axisbelow(True)
     axes.grid(axis="x", color=FAINT)
-
-
-def _label(run: Run, one: Contender, largest: float) -> str:
-    took = say_seconds(one.median, largest)
-    if run.dense is None or one in (run.dense, run.floor):
-        return took
-    ratio = run.dense.median / one.median
-    return f"{took}  {ratio:.1f}× faster" if ratio >= 1 else f"{took}  {1 / ratio:.1f}× slower"

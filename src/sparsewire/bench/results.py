@@ -15,6 +15,7 @@ from ..lab import Link
 from .contenders import COMPUTE, DENSE, kind
 from .setting import Setting
 from .stopwatch import PARTS
+from .timing import Timing, conclusion, ties
 
 SCHEMA = 1
 
@@ -51,18 +52,19 @@ class Contender:
         return kind(self.name)
 
     @cached_property
+    def timing(self) -> Timing:
+        """The time of a step, and its spread over all steps."""
+        return Timing.of([sample.seconds for sample in self.samples])
+
+    @property
     def median(self) -> float:
         """Seconds of the step in the middle."""
-        return statistics.median(sample.seconds for sample in self.samples)
+        return self.timing.seconds
 
-    @cached_property
+    @property
     def quartiles(self) -> tuple[float, float]:
         """Half of the steps took a time between these two."""
-        seconds = [sample.seconds for sample in self.samples]
-        if len(seconds) == 1:
-            return seconds[0], seconds[0]
-        low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
-        return low, high
+        return self.timing.low, self.timing.high
 
     @cached_property
     def parts(self) -> dict[str, float]:
@@ -131,6 +133,17 @@ class Run:
         """Those of sparsewire, the fastest first."""
         schemes = [one for one in self.finished if one.kind == "scheme"]
         return sorted(schemes, key=lambda one: one.median)
+
+    @property
+    def peers(self) -> list[Contender]:
+        """What torch offers besides dense DDP."""
+        return [one for one in self.finished if one.kind == "peer" and one.name != DENSE]
+
+    def against_dense(self, one: Contender) -> str:
+        """A contender beside dense DDP, in a word or two; floors compete with nobody."""
+        if self.dense is None or one is self.dense or one.kind == "floor":
+            return ""
+        return one.timing.verdict(self.dense.timing)
 
     def _named(self, name: str) -> Contender | None:
         return next((one for one in self.finished if one.name == name), None)
@@ -236,43 +249,37 @@ def _headline(results: Results, run: Run) -> str:
     where = f"On {results.hosts} hosts {run.place}"
     if not run.schemes:
         return f"{where}, no scheme was measured."
-    best, dense = run.schemes[0], run.dense
-    if dense is None:
-        took = say_seconds(best.median)
-        times = best.median / run.floor.median
-        return f"{where}, a step takes {took} with {best.name}, {times:.2f}× compute alone."
+    if run.dense is not None:
+        return f"{where}, {comparison(run)}."
+    best, *others = run.schemes
+    took, times = say_seconds(best.median), best.median / run.floor.median
+    tied = ties(best.timing, {one.name: one.timing for one in others})
+    return f"{where}, a step takes {took} with {best.name}, {times:.2f}× compute alone{tied}."
+
+
+def comparison(run: Run) -> str:
+    """The fastest scheme beside dense DDP, which both took part."""
+    (best, *others), dense = run.schemes, run.dense
+    assert dense is not None
     fast, slow = say_seconds(best.median, dense.median), say_seconds(dense.median, best.median)
-    ratio = dense.median / best.median
-    if ratio >= 1.05:
-        return (
-            f"{where}, a step takes {fast} with {best.name}, {slow} with dense DDP: "
-            f"{ratio:.1f}× faster."
-        )
-    if ratio > 0.95:
-        return (
-            f"{where}, {best.name} and dense DDP take the same time, {fast} and {slow}: "
-            f"sparse exchange gains nothing here."
-        )
-    return (
-        f"{where}, dense DDP wins: a step takes {slow}, and {fast} with {best.name}, "
-        f"the fastest scheme, {1 / ratio:.1f}× slower."
-    )
+    found = conclusion(best.timing, dense.timing, {one.name: one.timing for one in others})
+    return f"a step takes {fast} with {best.name}, {slow} with dense DDP: {found}"
 
 
 def remarks(run: Run) -> list[str]:
     """What else is to be said about a network, whoever it speaks for."""
     said = []
     if run.schemes:
-        best = run.schemes[0]
-        ahead = [one for one in run.finished if one.kind == "peer" and one.median < best.median]
-        for one in sorted(ahead, key=lambda one: one.median):
-            said.append(
-                f"{one.name} is faster than every scheme: {say_seconds(one.median)} against "
-                f"{say_seconds(best.median)} with {best.name}."
-            )
-        slower = [one for one in run.schemes if run.dense and one.median > run.dense.median]
+        best, dense = run.schemes[0], run.dense
+        for one in sorted(run.peers, key=lambda one: one.median):
+            times = f"{say_seconds(one.median)} against {say_seconds(best.median)}"
+            if one.timing.beats(best.timing):
+                said.append(f"{one.name} is faster than {best.name}: {times}.")
+            elif not best.timing.beats(one.timing):
+                said.append(f"{one.name} cannot be told apart from {best.name}: {times}.")
+        slower = [one.name for one in run.schemes if dense and dense.timing.beats(one.timing)]
         if slower:
-            said.append(f"Slower than dense DDP: {', '.join(one.name for one in slower)}.")
+            said.append(f"Slower than dense DDP: {', '.join(slower)}.")
         said.append(
             f"Compute alone takes {say_seconds(run.floor.median)}; {best.name} takes "
             f"{best.median / run.floor.median:.2f} times that."

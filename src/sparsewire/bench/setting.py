@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ class Setting:
             arguments: of the command, as JSON can hold them.
         """
         return cls(
-            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
             machine={
                 "cpu": _cpu(),
                 "cores": cores(),

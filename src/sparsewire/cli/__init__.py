@@ -47,6 +47,7 @@ def main(words: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0, 1 if it failed, 2 if it was asked for wrongly, 130 after Ctrl-C.
     """
+    own = words is None  # this process is there for the command alone, so it may start anew
     words = sys.argv[1:] if words is None else words
     if "torch" not in sys.modules and "--debug" not in words:
         # It warns about hosts without a name, as those of a lab are; read when it is imported.
@@ -57,14 +58,22 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         from .parse import parse
 
-        return _run(parse(words))
+        command = parse(words)
+        if own and _needs_lab(command):
+            from ..lab.rootless import enter
+
+            enter()
+        return _run(command)
     except CommandError as error:
         return _fail(error, error.code, words)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in _EXTRA:
             raise
-        sentence = f"the command line needs {missing}: pip install 'sparsewire[cli]'"
+        sentence = (
+            f"the command line needs {missing}, which is not installed: "
+            "run pip install '.[cli]' in a clone of sparsewire"
+        )
         return _fail(CommandError(sentence), FAILED, words)
     except KeyboardInterrupt as error:
         return _fail(CommandError("stopped"), _INTERRUPTED, words, error)
@@ -72,6 +81,23 @@ def main(words: Sequence[str] | None = None) -> int:
         # The reader of a pipe had enough; a second complaint at exit helps nobody.
         sys.stdout = None
         return FAILED
+
+
+def _needs_lab(command: Command) -> bool:
+    """Whether a command builds a lab, if it can."""
+    from . import options
+
+    match command:
+        case options.Demo():
+            return True
+        case options.Train() | options.Compare():
+            return command.rate is not None
+        case options.Lab():
+            return not command.loopback and not command.set
+        case options.BenchStep() | options.BenchTrain() | options.BenchScale():
+            return not command.loopback
+        case _:
+            return False
 
 
 def _run(command: Command) -> int:

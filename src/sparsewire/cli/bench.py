@@ -47,7 +47,8 @@ def step(options: BenchStep) -> int:
                 session = Session(plan, names, progress, options.debug)
                 runs.append(session.run(site, rate))
                 model = {"name": options.model, **session.model}
-    results = Results(Setting.here(arguments(options)), model, options.hosts, tuple(runs))
+    setting = Setting.here(arguments("sparsewire bench step", options))
+    results = Results(setting, model, options.hosts, tuple(runs))
     _write(options, results)
     return 0
 

@@ -10,7 +10,9 @@ from rich.table import Table
 
 import sparsewire as sw
 
-from ..tasks import mnist
+from ..adapters.model import named_parameters
+from ..tasks import mnist, workloads
+from ..tasks.workloads import WorkloadError
 from .errors import USAGE, CommandError
 from .options import Explain, List
 from .plan import LARGEST_EXPLAINED
@@ -51,12 +53,23 @@ def _shapes(options: Explain) -> dict[str, tuple[int, ...]]:
         if any(width < 1 for width in options.hidden):
             raise CommandError("--hidden widths must be at least 1", USAGE)
         return mnist.shapes(options.hidden)
+    if options.model is not None:
+        return _built(options.model)
     if not 1 <= options.params <= LARGEST_EXPLAINED:
         raise CommandError(
             f"--params must be in 1 to {LARGEST_EXPLAINED:,}, not {options.params:g}", USAGE
         )
     # Two dimensions, since vectors are left dense by default.
     return {"parameters": (1, int(options.params))}
+
+
+def _built(name: str) -> dict[str, tuple[int, ...]]:
+    """The shapes of what trains in a model of `sparsewire bench`."""
+    try:
+        model = workloads.build(name, None, rank=0).model
+    except WorkloadError as error:
+        raise CommandError(str(error), USAGE) from error
+    return {key: tuple(p.shape) for key, p in named_parameters(model).items()}
 
 
 def _summary(part: type) -> str:

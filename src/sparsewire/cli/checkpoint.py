@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from ..report import plural
 from .errors import CommandError
 from .plan import Plan
 
@@ -91,8 +92,9 @@ def to_resume(plan: Plan, workers: int) -> Checkpoint:
         )
     if found.workers != workers:
         raise CommandError(
-            f"{found.folder} was written by {found.workers} workers and cannot be resumed by "
-            f"{workers}: each worker has a memory of its own; run it with {found.workers}"
+            f"{found.folder} was written by {plural(found.workers, 'worker')} and cannot be "
+            f"resumed by {workers}: each worker has a memory of its own; "
+            f"run it with {found.workers}"
         )
     for name, value in plan.identity().items():
         before = found.identity.get(name)

@@ -11,7 +11,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from ..report import human_bytes
+from ..report import human_bytes, plural
 from . import plot
 from .errors import USAGE, CommandError, explain_os_error
 from .options import Compare
@@ -26,7 +26,7 @@ _HEADINGS = (
     "sent per\nstep",
     "less than\ndense",
     "median\nstep",
-    "faster",
+    "against\nthe first",
 )
 
 
@@ -48,7 +48,7 @@ def compare(options: Compare) -> int:
         _save(options, results)
     if len(results) < len(made):
         raise CommandError(
-            f"stopped; {len(results)} of {len(made)} schemes were finished",
+            f"stopped; finished {len(results)} of {plural(len(made), 'scheme')}",
             128 + (stopped_by or signal.SIGINT),
         )
     return 0
@@ -86,10 +86,9 @@ def _save(options: Compare, results: list[Result]) -> None:
 
 def _table(results: list[Result], rate: str | None) -> Table:
     first = results[0].summary["test_accuracy"]
-    base = results[0].summary["step_seconds"]
-    fastness = [base / result.summary["step_seconds"] for result in results]
-    title = f"MNIST, {results[0].summary['workers']} workers" + (f" at {rate}" if rate else "")
-    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1))
+    title = f"MNIST, {plural(results[0].summary['workers'], 'worker')}"
+    title += f" at {rate}" if rate else ""
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=0, pad_edge=False)
     table.add_column("\nscheme", style="bold", overflow="fold")
     for heading in _HEADINGS:
         table.add_column(heading, justify="right", no_wrap=True)
@@ -103,6 +102,6 @@ def _table(results: list[Result], rate: str | None) -> Table:
             human_bytes(told["bytes_per_step"]),
             f"{told['reduction']:.1f}×",
             f"{1000 * told['step_seconds']:.1f} ms",
-            f"{fastness[number]:.1f}×" if number else "",
+            result.timing.verdict(results[0].timing) if number else "",
         )
     return table

@@ -30,7 +30,8 @@ def demo(options: Demo) -> int:
             json=options.json,
             quiet=options.quiet,
             debug=options.debug,
-        )
+        ),
+        command="sparsewire demo",
     )
 
 

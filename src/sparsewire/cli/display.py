@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Column
 
 from ..notation import short
-from ..report import human_bytes
+from ..report import human_bytes, plural
 from .records import Record
 
 
@@ -66,7 +66,7 @@ class Lines:
         """Print a line for the records that are worth one."""
         if record["record"] == "run":
             self._epochs = record["config"]["epochs"]
-            self._print(f"{_title(record)}, {record['workers']} workers")
+            self._print(f"{_title(record)}, {plural(record['workers'], 'worker')}")
         elif record["record"] == "epoch":
             self._print(
                 f"  epoch {record['epoch']}/{self._epochs}  loss {record['loss']:.4f}  "

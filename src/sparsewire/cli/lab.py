@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from ..lab import Lab, LabError, Link, Loopback, lacking, obstacle, running, set_rate, show_rate
+from ..lab import Lab, LabError, Link, Loopback, obstacle, running, set_rate, show_rate
+from ..report import plural
 from . import ranks
 from .errors import USAGE, CommandError, explain_os_error
 from .options import Lab as Options
@@ -39,7 +40,7 @@ def lab(options: Options) -> int:
             )
     with place:
         if isinstance(place, Loopback):
-            _say(f"{place.hosts} ranks over 127.0.0.1, with no shaping")
+            _say(f"{plural(place.hosts, 'rank')} over 127.0.0.1, with no shaping")
         elif options.check or not options.command:
             _check(place, Console(stderr=bool(options.command)))
         if options.command:
@@ -83,20 +84,20 @@ def _rates(words: Sequence[str], flag: str) -> tuple[str | None, dict[int, str]]
 
 def _set(options: Options) -> int:
     """Change the rates of a lab that another process has."""
-    reason = lacking()
-    if reason:
-        raise CommandError(reason)
     usual, others = _rates(options.set, "--set")
-    labs = [options.lab] if options.lab else [plan.id for plan in running()]
+    labs = [plan.id for plan in running()]
     if not labs:
-        raise CommandError("no lab runs on this machine")
-    if len(labs) > 1:
+        raise CommandError("no lab of yours runs on this machine")
+    if options.lab and options.lab not in labs:
+        raise CommandError(f"no lab {options.lab} of yours runs here: there is {', '.join(labs)}")
+    if not options.lab and len(labs) > 1:
         raise CommandError(f"several labs run: choose one of --lab {', '.join(labs)}", USAGE)
+    lab = options.lab or labs[0]
     if usual:
-        set_rate(labs[0], usual)
+        set_rate(lab, usual)
     for host, rate in others.items():
-        set_rate(labs[0], rate, host)
-    print(f"lab {labs[0]}: {', '.join(options.set)}")
+        set_rate(lab, rate, host)
+    print(f"lab {lab}: {', '.join(options.set)}")
     return 0
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import kernels
+from ..report import plural
 from .errors import CommandError, explain_os_error
 from .group import ask_to_stop, host_store
 from .interrupts import Interrupts
@@ -199,7 +200,9 @@ class _Crew:
         for rank, code in enumerate(codes):
             if code is not None and code < 0:
                 steps = min(told, default=self._last_step)
-                where = f"after {steps} steps" if self._started else "before the first step"
+                where = (
+                    f"after {plural(steps, 'step')}" if self._started else "before the first step"
+                )
                 return f"worker {rank} was ended by {signal.Signals(-code).name} {where}"
         for rank, code in enumerate(codes):
             if code and rank not in reports:
@@ -209,7 +212,8 @@ class _Crew:
         )
         if report["expected"]:
             return str(report["sentence"])
-        where = f" after {report['steps']} steps" if report["steps"] is not None else ""
+        steps = report["steps"]
+        where = f" after {plural(steps, 'step')}" if steps is not None else ""
         return f"worker {rank} failed{where}: {report['sentence']}"
 
     def end(self) -> None:

@@ -22,6 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sparsewire as sw
 
+from ..bench.timing import Timing
+from ..report import plural
 from ..tasks import mnist
 from . import checkpoint, records
 from .errors import CommandError
@@ -134,7 +136,7 @@ class Loop:
 
     def _diverged(self, what: str) -> CommandError:
         return CommandError(
-            f"the {what} was no longer a finite number after {self.step} steps with "
+            f"the {what} was no longer a finite number after {plural(self.step, 'step')} with "
             f"{self._plan.scheme}: try a smaller --lr than {self._plan.lr:g}, or less --momentum"
         )
 
@@ -213,6 +215,7 @@ class Loop:
         spent = [now[key] - self._before[key] for key in ("bytes_sent", "dense_bytes")]
         sent, dense = self._group.sum(*spent)
         stages = {key: value for key, value in now.items() if key.startswith("seconds_")}
+        timing = Timing.of(self._seconds) if steps else None
         return {
             "record": "summary",
             "schema": records.SCHEMA,
@@ -223,7 +226,8 @@ class Loop:
             "stopped": self.step < self._total,
             "test_accuracy": self._accuracy,
             **_costs(sent / workers, dense / workers, steps),
-            "step_seconds": statistics.median(self._seconds) if steps else None,
+            "step_seconds": timing.seconds if timing else None,
+            "step_quartiles": [timing.low, timing.high] if timing else None,
             "seconds": seconds,
             **stages,
             "model_sha256": _fingerprint(self._net),

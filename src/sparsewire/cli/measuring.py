@@ -63,9 +63,10 @@ def make_folder(folder: Path) -> None:
         raise explain_os_error(error, "write results to") from None
 
 
-def arguments(options: BenchStep | BenchTrain | BenchScale) -> dict[str, Any]:
-    """The options of a command as JSON can hold them."""
-    return {name: str(v) if isinstance(v, Path) else v for name, v in asdict(options).items()}
+def arguments(command: str, options: BenchStep | BenchTrain | BenchScale) -> dict[str, Any]:
+    """A command and its options as JSON can hold them."""
+    given = {name: str(v) if isinstance(v, Path) else v for name, v in asdict(options).items()}
+    return {"command": command, **given}
 
 
 class Session:

@@ -152,6 +152,14 @@ def _condense(box: str, command: str) -> str:
             given = re.search(f"{pattern}$", flag[2])
             if given:
                 sentence = f"{flag[1]} takes {wanted}, not {given[1]}"
+    choice = re.match(r"invalid choice (.*) for argument '(.*)'\. Expected (.*)", sentence)
+    if choice:
+        # Where a flag may be left out, tyro lists None among the rest, in another order each time.
+        choices = sorted(set(re.findall("'(.*?)'", choice[3])) - {"None"})
+        sentence = f"{choice[2]} takes {' or '.join(choices)}, not {choice[1]}"
+    missing = re.match(r"Missing value for argument '(.*)'\.", sentence)
+    if missing:
+        sentence = f"{missing[1]} needs a value"
     meant = re.search(r"Perhaps you meant: (--[\w-]+)", " ".join(sections))
     if meant:
         sentence += f"; perhaps you meant {meant[1]}"

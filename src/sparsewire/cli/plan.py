@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..bench.setting import cores
+from ..report import plural
 from .errors import USAGE, CommandError
 from .options import Train, Training
 from .site import check_rate
@@ -139,7 +140,7 @@ def check_hosts(number: int, flag: str) -> None:
         )
     if number > most:
         raise CommandError(
-            f"{flag} {number} is too many for the {cores()} cores here: at most {most}", USAGE
+            f"{flag} {number} is too many for {plural(cores(), 'core')}: at most {most}", USAGE
         )
 
 
@@ -147,8 +148,8 @@ def check_size(examples: int, plan: Plan, workers: int) -> None:
     """Refuse a batch that the training set cannot fill even once."""
     if plan.batch_size * workers > examples:
         raise CommandError(
-            f"{workers} workers with --batch-size {plan.batch_size} need "
-            f"{plan.batch_size * workers:,} images for one step, but there are {examples:,}: "
+            f"one step with --batch-size {plan.batch_size} on {plural(workers, 'worker')} takes "
+            f"{plan.batch_size * workers:,} images, but there are {examples:,}: "
             "take a smaller --batch-size or a larger --limit",
             USAGE,
         )

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ..report import plural
 from .errors import CommandError, explain_os_error
 from .records import Emit, Record, encode
 
@@ -31,7 +32,7 @@ class StepError(Exception):
     """Something went wrong after so many steps of the training; the cause says what."""
 
     def __init__(self, steps: int) -> None:
-        super().__init__(f"failed after {steps} steps")
+        super().__init__(f"failed after {plural(steps, 'step')}")
         self.steps = steps
 
 

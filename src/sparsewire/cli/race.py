@@ -14,6 +14,7 @@ from ..bench.race.results import Point, Race, Runner, headline, remarks
 from ..bench.results import dumps, place_in_words, say_seconds
 from ..bench.setting import Setting
 from ..lab import Lab, Link
+from ..report import plural
 from ..tasks import mnist
 from .errors import USAGE, CommandError, explain_os_error
 from .launcher import Job, WorkerError, launch
@@ -32,8 +33,12 @@ from .records import Record
 from .site import Site
 
 
-def train(options: BenchTrain) -> int:
-    """Race to the target, print the table and write everything else."""
+def train(options: BenchTrain, command: str = "sparsewire bench train") -> int:
+    """Race to the target, print the table and write everything else.
+
+    Args:
+        command: what was typed, for the report.
+    """
     names = name_contenders(options.peers, options.schemes)
     rate = None if options.loopback else read_rate(options.rate, "--rate")
     _check(options)
@@ -56,7 +61,8 @@ def train(options: BenchTrain) -> int:
         place(options.hosts, rate, options.loopback) as site,
     ):
         session = _Session(plan, progress, options.debug)
-        race = session.run(site, rate, Setting.here({**arguments(options), "lr": plan.lr}))
+        given = {**arguments(command, options), "lr": plan.lr}
+        race = session.run(site, rate, Setting.here(given))
     _write(options, race)
     return 0
 
@@ -144,9 +150,9 @@ class _Session:
             return
         last = self._points[name][-1]
         if last.accuracy >= self._plan.target:
-            outcome = f"got there in {say_seconds(last.seconds)}, {last.step} steps"
+            outcome = f"got there in {say_seconds(last.seconds)}, {plural(last.step, 'step')}"
         else:
-            outcome = f"did not get there in {last.step} steps"
+            outcome = f"did not get there in {plural(last.step, 'step')}"
         self._progress.done(name, outcome)
 
     def _overdue(self) -> str | None:

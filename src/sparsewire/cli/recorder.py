@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from ..bench.timing import Timing
 from ..notation import short
 from . import display
 from .errors import explain_os_error
@@ -24,6 +25,11 @@ class Result:
     def name(self) -> str:
         """The scheme as people write it."""
         return short(str(self.summary["scheme"]))
+
+    @property
+    def timing(self) -> Timing:
+        """The time of a step, and its spread."""
+        return Timing(self.summary["step_seconds"], *self.summary["step_quartiles"])
 
     @property
     def accuracies(self) -> list[float]:

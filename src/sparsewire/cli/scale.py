@@ -45,7 +45,7 @@ def scale(options: BenchScale) -> int:
         timeout=options.timeout,
         counts={},
     )
-    setting = Setting.here(arguments(options))
+    setting = Setting.here(arguments("sparsewire bench scale", options))
     sizes = []
     turns = len(plan.turns) * len(hosts) + options.rounds
     with choose(options.quiet, turns) as progress:

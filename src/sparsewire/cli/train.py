@@ -12,6 +12,7 @@ from pathlib import Path
 import sparsewire as sw
 
 from ..notation import short
+from ..report import plural
 from ..tasks import mnist
 from . import checkpoint, display, site
 from .errors import USAGE, CommandError
@@ -94,7 +95,8 @@ def _as_rank(options: Train, plan: Plan) -> int:
             )
     except Exception as error:
         report = describe(error)
-        where = f" failed after {report['steps']} steps" if report["steps"] is not None else ""
+        steps = report["steps"]
+        where = f" failed after {plural(steps, 'step')}" if steps is not None else ""
         said = report["traceback"] if options.debug else ""
         print(
             f"{said}sparsewire: worker {os.environ['RANK']}{where}: {report['sentence']}",
@@ -116,7 +118,7 @@ def _conclude(
     elif not options.quiet:
         print(
             f"{short(plan.scheme)}: test accuracy {summary['test_accuracy']:.2%} after "
-            f"{summary['step']:,} steps, {display.cost(summary)}"
+            f"{plural(summary['step'], 'step')}, {display.cost(summary)}"
         )
     if not summary["stopped"]:
         return 0

@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from .. import errors
 from ..errors import AttachError, SparsewireError
+from ..report import plural
 from ..requests import all_gather
 from .distributed import DistributedGroup
 
@@ -142,8 +143,9 @@ def _members(within: Within, everyone: DistributedGroup) -> list[int]:
         size = int(text)
     if isinstance(size, bool) or not isinstance(size, int) or size < 1 or everyone.size % size:
         raise AttachError(
-            f"within={size!r} makes no sense for {everyone.size} ranks: it is the number of ranks "
-            f"on every machine, a process group of them, one dimension of a DeviceMesh, or 'local'"
+            f"within={size!r} makes no sense for {plural(everyone.size, 'rank')}: it is the number "
+            f"of ranks on every machine, a process group of them, one dimension of a DeviceMesh, "
+            f"or 'local'"
         )
     first = everyone.rank // size * size
     return everyone.members[first : first + size]

@@ -7,15 +7,16 @@
         codes = [rank.wait() for rank in ranks]
 
 The network is the kernel's own, so any program runs in it unchanged. Nothing of it lies in the
-machine's own network, and nothing of it stays behind. Linux and root are needed; `obstacle()`
-says what is missing, and `Loopback` does without: the same ranks on 127.0.0.1, as fast as it goes.
+machine's own network, and nothing of it stays behind. It needs Linux, and root or a user namespace,
+which the command line makes by itself; `obstacle()` says what is missing. `Loopback` does without:
+the same ranks on 127.0.0.1, as fast as it goes.
 """
 
 from .cluster import Lab, running, set_rate
 from .errors import LabError
 from .links import Link
 from .loopback import Loopback
-from .obstacles import lacking, obstacle
+from .obstacles import obstacle
 from .rates import parse_rate, show_rate
 
 __all__ = [
@@ -23,7 +24,6 @@ __all__ = [
     "LabError",
     "Link",
     "Loopback",
-    "lacking",
     "obstacle",
     "parse_rate",
     "running",

@@ -6,15 +6,14 @@ import atexit
 import contextlib
 import os
 import secrets
-import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-from . import namespaces, plan, records
-from .commands import run_all
+from . import namespaces, plan, records, rootless
+from .commands import find, run_all
 from .environment import variables
 from .errors import LabError
 from .links import Link, measure
@@ -59,6 +58,9 @@ class Lab:
         return self._record.plan.id
 
     def __enter__(self) -> Lab:
+        reason = rootless.lacking()
+        if reason:
+            raise LabError(reason)
         sweep()
         self._unwinding.begin()
         atexit.register(self.close)
@@ -104,8 +106,7 @@ class Lab:
             popen_keywords: as for `subprocess.Popen`.
         """
         self._record.plan.check_host(host)
-        ip = shutil.which("ip") or "ip"
-        command = [ip, "netns", "exec", self._record.plan.host(host), *argv]
+        command = [find("ip") or "ip", "netns", "exec", self._record.plan.host(host), *argv]
         return self._processes.start(command, env, popen_keywords)
 
     def inside(self, host: int) -> contextlib.AbstractContextManager[None]:
@@ -142,13 +143,17 @@ def sweep() -> None:
 
 
 def running() -> list[Plan]:
-    """The labs on this machine that somebody uses."""
-    return [record.plan for record in records.read_all() if record.owned]
+    """The labs on this machine that this user's programs use."""
+    found = records.read_all() if rootless.privileged() else rootless.labs()
+    return [record.plan for record in found if record.owned]
 
 
 def set_rate(lab: str, rate: str, host: int | None = None) -> None:
     """Change the rate of a running lab, which may be another process's."""
     bits = parse_rate(rate)
+    if not rootless.privileged():
+        rootless.set_rate(lab, rate, host)
+        return
     with records.alone():
         record = _find(lab)
         changed = replace(record, plan=record.plan.with_rate(bits, host))

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
 
 from .errors import LabError
 
 _PATIENCE = 30.0  # seconds; each takes a few milliseconds
+_ADMINISTRATION = ("/usr/local/sbin", "/usr/sbin", "/sbin")  # not in every user's PATH
+
+
+def find(name: str) -> str | None:
+    """The path of a command, wherever administrators keep theirs; None if it is not installed."""
+    places = (os.environ.get("PATH", os.defpath), *_ADMINISTRATION)
+    return shutil.which(name, path=os.pathsep.join(places))
 
 
 def run(command: Sequence[str]) -> str:
     """Run one command and return what it prints."""
+    name, *words = command
+    path = find(name)
+    if path is None:
+        raise LabError(f"there is no command {name}: install iproute2")
     try:
         ended = subprocess.run(
-            command,
+            [path, *words],
             capture_output=True,
             text=True,
             timeout=_PATIENCE,
             start_new_session=True,  # the terminal's Ctrl-C is for this process alone
         )
-    except FileNotFoundError:
-        raise LabError(f"there is no command {command[0]}: install iproute2") from None
     except subprocess.TimeoutExpired:
         raise LabError(f"`{shlex.join(command)}` did not end in {_PATIENCE:g} s") from None
     if ended.returncode:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import os
-import shutil
-import sys
+import subprocess
 
+from . import rootless
 from .cluster import Lab
+from .commands import find
 from .errors import LabError
 
 _HINTS = {
@@ -17,30 +17,28 @@ _HINTS = {
 }
 
 
-def lacking() -> str | None:
-    """What is missing here for labs to be built or changed, as far as can be seen at once."""
-    if sys.platform != "linux":
-        return "a lab is made of Linux network namespaces: run it on Linux, or in a Linux VM"
-    if os.geteuid():
-        return "a lab needs root to make network namespaces: run it with sudo"
-    for command in ("ip", "tc"):
-        if shutil.which(command) is None:
-            return f"a lab needs the command {command}: install iproute2"
-    return None
-
-
 @functools.cache
 def obstacle() -> str | None:
     """Why no lab can be built here, as a sentence that says what to do; None if one can.
 
     What the kernel allows is found out by building a small one, once in a process.
     """
-    reason = lacking()
+    reason = rootless.lacking()
     if reason:
         return reason
+    for command in ("ip", "tc"):
+        if find(command) is None:
+            return f"a lab needs the command {command}: install iproute2"
+    return trial()
+
+
+def trial() -> str | None:
+    """Build a small lab and run something in it: None if that works, else why not."""
     try:
-        with Lab(hosts=1, rate="1gbit"):
-            return None
+        with Lab(hosts=1, rate="1gbit") as lab:
+            ended = lab.start(0, ["true"], stderr=subprocess.PIPE, text=True)
+            said = " ".join(ended.communicate()[1].split())
+            return f"nothing can be run in a lab here ({said})" if ended.returncode else None
     except LabError as error:
         for words, hint in _HINTS.items():
             if words in str(error):

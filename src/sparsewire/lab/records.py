@@ -52,13 +52,18 @@ class Record:
 
     def delete(self) -> None:
         """Forget the lab."""
-        for folder in _folders():
+        for folder in filter(_mine, _places()):
             (folder / f"lab-{self.plan.id}.json").unlink(missing_ok=True)
 
 
 def read_all() -> list[Record]:
     """The records of all labs on this machine."""
-    paths = (path for folder in _folders() for path in sorted(folder.glob("lab-*.json")))
+    return [record for folder in _places() for record in read(folder)]
+
+
+def read(folder: Path) -> list[Record]:
+    """The records in a folder, if nobody else can have put anything there."""
+    paths = sorted(folder.glob("lab-*.json")) if _mine(folder) else []
     return [record for path in paths if (record := _read(path)) is not None]
 
 
@@ -91,12 +96,8 @@ def _folder() -> Path:
     raise LabError(f"no record of the lab can be kept: {_HOME} cannot be written")
 
 
-def _folders() -> list[Path]:
-    """Where records may lie."""
-    return [folder for folder in _places() if _mine(folder)]
-
-
 def _places() -> tuple[Path, Path]:
+    """Where records may lie."""
     return _HOME, Path(tempfile.gettempdir()) / f"sparsewire-{os.geteuid()}"
 
 

@@ -20,7 +20,7 @@ import torch
 from .. import __version__
 from ..bench.setting import Setting
 from ..errors import SparsewireError
-from ..report import human_bytes
+from ..report import human_bytes, plural
 from ..scheme import Scheme, Warmup, parse
 from ..tasks import cifar10, translation
 from . import picture, table
@@ -104,7 +104,7 @@ def overview() -> str:
                 lines.append(f"  {name:<8}{error}")
                 continue
             done = store.count_done(made, seeds)
-            lines.append(f"  {name:<8}{done} of {len(made) * len(seeds)} trainings done")
+            lines.append(f"  {name:<8}{done} of {plural(len(made) * len(seeds), 'training')} done")
     return "\n".join(lines)
 
 
@@ -195,7 +195,9 @@ class _Filling:
             while todo and len(running) < self._request.beside:
                 if not self._is_time_left():  # the first is begun, unless there is no time at all
                     is_asked = self._request.minutes != 0
-                    self._tell(f"{'time is up: ' if is_asked else ''}{len(todo)} trainings left")
+                    self._tell(
+                        f"{'time is up: ' if is_asked else ''}{plural(len(todo), 'training')} left"
+                    )
                     todo.clear()
                     break
                 running.append(self._begin(*todo.pop(0), self._many - len(todo)))

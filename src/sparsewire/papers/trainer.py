@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from ..adapters.capture import Captured, new_stream
 from ..adapters.simulation import Simulation
-from ..report import dense_traffic
+from ..report import dense_traffic, plural
 from ..scheme import AnyScheme, Warmup
 from . import together
 from .clock import Clock
@@ -93,8 +93,8 @@ class Trainer:
         self._per_epoch = len(problem) // (recipe.workers * recipe.batch)
         if not self._per_epoch:
             raise ValueError(
-                f"{len(problem)} examples are too few for one step of {recipe.workers} workers "
-                f"with {recipe.batch} each"
+                f"{plural(len(problem), 'example')} cannot fill one step of "
+                f"{plural(recipe.workers, 'worker')} with {recipe.batch} each"
             )
         self.model = problem.build(seed).to(device)
         shapes = {name: tuple(p.shape) for name, p in self.model.named_parameters()}

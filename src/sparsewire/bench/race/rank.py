@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from ...errors import NonFiniteError
+from ...report import plural
 from ...tasks import mnist
 from ...tasks.idx import DataError
 from .. import interface
@@ -151,7 +152,7 @@ class _Training:
 
     def _diverged(self, what: str) -> str:
         return (
-            f"the {what} was no longer a finite number within {self._step} steps: "
+            f"the {what} was no longer a finite number within {plural(self._step, 'step')}: "
             f"try a smaller --lr than {self._plan.lr:g}"
         )
 

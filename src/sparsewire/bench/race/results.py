@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from ...lab import Link
+from ...report import plural
 from ..contenders import DENSE, kind
 from ..results import SCHEMA, ResultsError, place_in_words, rounded, say_seconds
 from ..setting import Setting
+from ..timing import Timing, conclusion, ties
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,20 @@ class Runner:
     def last(self) -> Point:
         """Where it stood in the end."""
         return self.points[-1]
+
+    @property
+    def timing(self) -> Timing:
+        """When it got to where it stands, which was between the last two looks.
+
+        The spread covers all steps between them, at the quartiles of the time per step.
+        """
+        before, last = self.points[-2:]
+        step = Timing.of(
+            [(b.seconds - a.seconds) / (b.step - a.step) for a, b in pairwise(self.points)]
+        )
+        low = min(before.seconds, step.low * before.step)
+        high = max(last.seconds, step.high * last.step)
+        return Timing(last.seconds, low, high)
 
     @property
     def best(self) -> float:
@@ -87,7 +104,7 @@ class Race:
         return not one.failed and one.last.accuracy >= self.target
 
     def speed_up(self, one: Runner) -> float | None:
-        """How many times sooner than dense DDP it got there; None unless both did."""
+        """Dense DDP's time to the target over its own; None unless both got there."""
         dense = self.dense
         if dense is None or not self.got_there(dense) or not self.got_there(one):
             return None
@@ -170,26 +187,19 @@ def headline(race: Race) -> str:
     schemes = [one for one in race.arrived if one.kind == "scheme"]
     dense = race.dense
     if not race.arrived:
-        return f"{where}, nobody reached {goal} in {race.limit_steps} steps."
+        return f"{where}, nobody reached {goal} in {plural(race.limit_steps, 'step')}."
     if not schemes:
         one = race.arrived[0]
         took = say_seconds(one.last.seconds)
         return f"{where}, {one.name} reaches {goal} in {took}; no scheme does."
-    best = schemes[0]
-    fast = say_seconds(best.last.seconds)
-    if dense is None:
-        return f"{where}, {best.name} reaches {goal} in {fast}."
-    ratio = race.speed_up(best)
-    if ratio is None:
-        return f"{where}, {best.name} reaches {goal} in {fast}; dense DDP does not."
-    slow = say_seconds(dense.last.seconds)
-    if ratio >= 1.05:
-        told = f"dense DDP needs {slow}: {ratio:.1f}× faster"
-    elif ratio > 0.95:
-        told = f"as soon as dense DDP, which needs {slow}"
-    else:
-        told = f"{1 / ratio:.1f}× slower than dense DDP, which needs {slow}"
-    return f"{where}, {best.name} reaches {goal} in {fast}; {told}."
+    best, *others = schemes
+    rivals = {one.name: one.timing for one in others}
+    said = f"{where}, {best.name} reaches {goal} in {say_seconds(best.last.seconds)}"
+    if dense is not None and race.got_there(dense):
+        found = conclusion(best.timing, dense.timing, rivals)
+        return f"{said}, dense DDP in {say_seconds(dense.last.seconds)}: {found}."
+    alone = "" if dense is None else "; dense DDP does not"
+    return f"{said}{alone}{ties(best.timing, rivals)}."
 
 
 def remarks(race: Race) -> list[str]:
@@ -201,14 +211,14 @@ def remarks(race: Race) -> list[str]:
             said.append(f"{one.name} failed: {one.failed}")
         elif not race.got_there(one):
             said.append(
-                f"{one.name} did not get there in {race.limit_steps} steps and "
+                f"{one.name} did not get there in {plural(race.limit_steps, 'step')} and "
                 f"{say_seconds(one.last.seconds)}: its best was {100 * one.best:.2f} %."
             )
         elif dense is not None and one is not dense and race.got_there(dense):
             more = one.last.step - dense.last.step
             if more > 0:
-                said.append(f"{one.name} needs {more} steps more than dense DDP.")
-            if one.last.seconds > dense.last.seconds:
+                said.append(f"{one.name} needs {plural(more, 'step')} more than dense DDP.")
+            if dense.timing.beats(one.timing):
                 said.append(f"{one.name} gets there later than dense DDP.")
     said += [
         f"The link of {link.name} is more than 10 % off its rate."

@@ -40,10 +40,10 @@ def build(race: Race) -> Table:
 def cells(race: Race, one: Runner) -> list[str]:
     """What stands under `HEADINGS`; empty where there is nothing to say."""
     there, last = race.got_there(one), one.last
-    images, ratio = race.images_per_second(one), race.speed_up(one)
+    images, dense = race.images_per_second(one), race.dense
     against = ""
-    if ratio is not None and one is not race.dense:
-        against = f"{ratio:.1f}× faster" if ratio >= 1 else f"{1 / ratio:.1f}× slower"
+    if dense is not None and one is not dense and there and race.got_there(dense):
+        against = one.timing.verdict(dense.timing)
     return [
         say_seconds(last.seconds) if there else "failed" if one.failed else "never",
         str(last.step) if there else f"> {last.step}" if last.step else "",

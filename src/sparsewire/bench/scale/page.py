@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .. import drawing, html
-from ..html import escape
 from ..results import say_seconds
+from ..timing import RULE
 from .picture import draw
 from .results import Scale, headline, remarks
 from .table import MEASURED, measured_rows, modelled_headings, modelled_rows
@@ -15,7 +15,9 @@ from .table import MEASURED, measured_rows, modelled_headings, modelled_rows
 _STYLE = ".drawing { width: 100%; height: auto; }\n"
 _METHOD = (
     "On every number of hosts, all contenders take turns in one run, compute alone among them, as "
-    "in sparsewire bench step. A step's time is the median over all steps of all rounds.",
+    "in sparsewire bench step. A step's time is the median over all steps of all rounds, "
+    "and the quartiles are its spread.",
+    RULE,
     "Bytes received are those of the messages. For schemes they follow exactly from their sizes, "
     "and the measured points are what each rank counted; for dense DDP they are those of a ring "
     "all-reduce.",
@@ -53,12 +55,7 @@ def render(scale: Scale) -> str:
 
 def _body(scale: Scale) -> Iterator[str]:
     model, first = scale.model, headline(scale)
-    examples = f", {model['examples']} examples per host and step" if model["examples"] else ""
-    yield (
-        f'<p class="kicker">sparsewire bench scale</p>\n<h1>{escape(first)}</h1>\n'
-        f'<p class="soft">{escape(model["name"])}: {model["parameters"]:,} parameters in '
-        f"{model['tensors']} tensors{examples}. {escape(scale.setting.created[:10])}.</p>"
-    )
+    yield html.opening(scale.setting, first) + html.subject(scale.setting, model)
     yield (
         f"<section><h2>Bytes and time against the number of hosts</h2>"
         f"{drawing.inline(draw(scale), first)}{html.paragraphs(remarks(scale))}</section>"

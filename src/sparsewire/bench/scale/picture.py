@@ -30,7 +30,7 @@ def save(scale: Scale, *paths: Path) -> None:
 
 def draw(scale: Scale) -> Figure:
     """Two panels: bytes received, and time."""
-    figure = drawing.blank(12, 5.6)
+    figure = drawing.blank(12, 6)
     received, seconds = figure.subplots(1, 2)
     for number, name in enumerate(scale.names):
         colour, marker = OF_LINES[number % len(OF_LINES)], MARKERS[number % len(MARKERS)]
@@ -56,19 +56,42 @@ def draw(scale: Scale) -> Figure:
     seconds.plot(list(floor), list(floor.values()), marker=".", label=COMPUTE, **plain)
     _finish(received, scale, "Received per host and step", human_bytes)
     _finish(seconds, scale, f"Time of a step {scale.place}", say_seconds)
-    figure.legend(loc="outside lower left", ncols=2, frameon=False, labelcolor=INK, fontsize=9)
-    figure.text(
-        0.995,
-        0.01,
-        "solid: measured, on hosts that share cores\n"
-        "dashed: formula (bytes) and model (time), on hosts with cores of their own\n"
-        "short bars: model, cores shared as measured",
-        ha="right",
-        va="bottom",
-        color=INK,
-        fontsize=8,
-    )
+    _explain(figure, seconds)
     return figure
+
+
+def _explain(figure: Figure, axes: Axes) -> None:
+    """Say what colours and lines mean, in one legend, whose entries never lie on each other."""
+    from matplotlib.lines import Line2D
+
+    lines = [
+        Line2D([], [], color=INK, linewidth=1.8, label="measured, on hosts that share cores"),
+        Line2D(
+            [],
+            [],
+            color=INK,
+            linewidth=1.2,
+            linestyle=_DASHED,
+            label="formula (bytes) or model (time), on hosts with cores of their own",
+        ),
+        Line2D(
+            [],
+            [],
+            color=INK,
+            marker="_",
+            markersize=9,
+            linestyle="none",
+            label="model, cores shared as measured",
+        ),
+    ]
+    figure.legend(
+        handles=[*axes.get_legend_handles_labels()[0], *lines],
+        loc="outside lower left",
+        ncols=2,
+        frameon=False,
+        labelcolor=INK,
+        fontsize=9,
+    )
 
 
 def _finish(axes: Axes, scale: Scale, title: str, say: Callable[[float], str]) -> None:

@@ -6,10 +6,11 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 from ..contenders import COMPUTE, DENSE
-from ..results import SCHEMA, Contender, Results, ResultsError, Run, rounded, say_seconds
+from ..results import SCHEMA, Contender, Results, ResultsError, Run, comparison, rounded
 from ..setting import Setting
 from .loads import Loads
 from .model import Measured, Model, fit, share
@@ -139,20 +140,24 @@ class Scale:
         return found if found[-1] == self.most else [*found, self.most]
 
     def crossover(self, name: str) -> int | None:
-        """The least number of hosts with which dense DDP is as fast in the model, if any is."""
-        return self._first(lambda n: self.modelled(name, n) >= self.modelled(DENSE, n))
+        """The number of hosts from which dense DDP is as fast in the model, if there is one."""
+        return self._from_on(lambda n: self.modelled(name, n) >= self.modelled(DENSE, n))
+
+    def lead(self, name: str) -> int | None:
+        """The number of hosts from which dense DDP is slower in the model, if there is one."""
+        return self._from_on(lambda n: self.modelled(name, n) < self.modelled(DENSE, n))
 
     def crossover_of_bytes(self, name: str) -> int | None:
-        """The least number of hosts with which dense DDP receives no more, if there is one."""
-        return self._first(lambda n: self.received(name, n) >= self.received(DENSE, n))
+        """The number of hosts from which dense DDP receives no more, if there is one."""
+        return self._from_on(lambda n: self.received(name, n) >= self.received(DENSE, n))
 
-    def _first(self, has_crossed: Callable[[int], bool]) -> int | None:
-        """The least number of hosts for which this is so; it is then so for all larger ones."""
-        crossed = [hosts for hosts in self.doublings if has_crossed(hosts)]
-        if not crossed:
+    def _from_on(self, holds: Callable[[int], bool]) -> int | None:
+        """The least number of hosts from which this holds up to `most`; None if it does not."""
+        held = list(takewhile(holds, reversed(self.doublings)))
+        if not held:
             return None
-        between = range(max(2, crossed[0] // 2), crossed[0] + 1)
-        return between[bisect_left(between, True, key=has_crossed)]
+        between = range(max(2, held[-1] // 2), held[-1] + 1)
+        return between[bisect_left(between, True, key=holds)]
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it, with what follows from the samples beside them."""
@@ -226,20 +231,17 @@ def headline(scale: Scale) -> str:
     where = f"On {hosts} hosts {scale.place}"
     if not run.schemes or run.dense is None:
         return f"{where}, there was nothing to compare."
-    best, dense = run.schemes[0], run.dense
-    ratio = dense.median / best.median
-    told = f"{ratio:.1f}× faster" if ratio >= 1 else f"{1 / ratio:.1f}× slower"
-    return (
-        f"{where}, a step takes {say_seconds(best.median, dense.median)} with {best.name}, "
-        f"{told} than dense DDP; {_ending(scale, best.name)}."
-    )
+    name = run.schemes[0].name
+    return f"{where}, {comparison(run)}; in the model {name} {_prospect(scale, name)}."
 
 
-def _ending(scale: Scale, name: str) -> str:
-    crossing = scale.crossover(name)
-    if crossing is None:
-        return f"in the model it stays faster up to {scale.most} hosts"
-    return f"in the model dense DDP is as fast from {crossing} hosts on"
+def _prospect(scale: Scale, name: str) -> str:
+    """How a scheme fares in the model as the number of hosts grows."""
+    begin, lead = scale.crossover(name), scale.lead(name)
+    fares = "faster" if begin is None else "no faster"
+    since = lead if begin is None else begin
+    where = f"up to {scale.most} hosts" if since == 2 else f"from {since} hosts on"
+    return f"is {fares} than dense DDP {where}"
 
 
 def remarks(scale: Scale) -> list[str]:
@@ -262,7 +264,9 @@ def remarks(scale: Scale) -> list[str]:
                 if crossing is None
                 else f"as many bytes as dense DDP from {crossing} hosts on"
             )
-            said.append(f"With {name} a host receives {about}; {_ending(scale, name)}.")
+            said.append(
+                f"With {name} a host receives {about}; in the model it {_prospect(scale, name)}."
+            )
     for hosts, run in scale.runs:
         said += [f"{one.name} failed on {hosts} hosts: {one.failed}" for one in run.failed]
         said += [

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from .common import PLACES
+from .common import MODELS, PLACES
 
 _ALL_PEERS = "(default: dense fp16 bf16 powersgd-1 powersgd-4)"
 _BATCHES = "(default: 40 for mnist, 16 for resnet18, 8 for transformer)"
@@ -30,9 +30,9 @@ PEERS = ("dense", "fp16", "bf16", "powersgd-1", "powersgd-4")
 
 BENCH_STEP = """Measure what a training step costs with each scheme and each peer, side by side.
 
-Hosts are network namespaces with links as slow as asked, which needs Linux and root; --loopback
-does without. All take turns in the same run. The table is printed; a report to open in a browser,
-a picture and every single step as JSON are written to --out.
+Hosts are network namespaces with links as slow as asked, which needs Linux, and root or user
+namespaces; --loopback does without. All take turns in the same run. The table is printed; a report
+to open in a browser, a picture and every single step as JSON are written to --out.
 
 examples:
   sparsewire bench step --model resnet18 --rate 1gbit
@@ -46,7 +46,7 @@ examples:
 class BenchStep:
     """Measure what a training step costs with each scheme and each peer."""
 
-    model: Annotated[str, arg(metavar="{mnist,resnet18,transformer,MODULE:FUNCTION}")] = "mnist"
+    model: Annotated[str, arg(metavar=MODELS)] = "mnist"
     """What is trained: one of these, or your own function(rank) that returns (model, loss)."""
     schemes: Annotated[tuple[str, ...], arg(metavar="SCHEME [SCHEME ...]")] = BENCH_SCHEMES
     """sparsewire's schemes."""
@@ -61,7 +61,7 @@ class BenchStep:
     )
     """Rates of every host's link, like 1gbit, each measured in turn; none leaves links unshaped."""
     loopback: bool = False
-    """Do without a network of its own, which needs Linux and root: --rates does not count then."""
+    """Measure over 127.0.0.1, where no network of its own can be made: --rates does not count."""
     batch_size: Annotated[int | None, arg(metavar="N", help_behavior_hint=_BATCHES)] = None
     """Examples per host and step; of your own model, how many its batches have."""
     rounds: Annotated[int, arg(metavar="N")] = 5
@@ -84,8 +84,9 @@ BENCH_TRAIN = """Measure how long training takes to a target accuracy, dense and
 
 All train the same perceptron on MNIST from the same weights on the same batches, in turn, until
 the test accuracy is there. The clock counts training steps alone. Hosts are network namespaces with
-links as slow as asked, which needs Linux and root; --loopback does without. The table is printed;
-a report to open in a browser, a picture and the curves as JSON are written to --out.
+links as slow as asked, which needs Linux, and root or user namespaces; --loopback does without. The
+table is printed; a report to open in a browser, a picture and the curves as JSON are written to
+--out.
 
 examples:
   sparsewire bench train
@@ -109,7 +110,7 @@ class BenchTrain:
     rate: Annotated[str, arg(metavar="RATE")] = "1gbit"
     """Rate of every host's link, like 1gbit; none leaves links unshaped."""
     loopback: bool = False
-    """Do without a network of its own, which needs Linux and root: --rate does not count then."""
+    """Measure over 127.0.0.1, where no network of its own can be made: --rate does not count."""
     batch_size: Annotated[int, arg(metavar="N")] = 40
     """Images per host and step."""
     hidden: Annotated[tuple[int, ...], arg(metavar="N [N ...]")] = (4096, 4096, 4096)
@@ -156,7 +157,7 @@ examples:
 class BenchScale:
     """Measure bytes and time per step against the number of hosts, and model more."""
 
-    model: Annotated[str, arg(metavar="{mnist,resnet18,transformer,MODULE:FUNCTION}")] = "mnist"
+    model: Annotated[str, arg(metavar=MODELS)] = "mnist"
     """What is trained: one of these, or your own function(rank) that returns (model, loss)."""
     schemes: Annotated[tuple[str, ...], arg(metavar="SCHEME [SCHEME ...]")] = SCALE_SCHEMES
     """sparsewire's schemes, beside compute alone and dense DDP."""
@@ -167,7 +168,7 @@ class BenchScale:
     rate: Annotated[str, arg(metavar="RATE")] = "1gbit"
     """Rate of every host's link, like 1gbit; none leaves links unshaped."""
     loopback: bool = False
-    """Do without a network of its own, which needs Linux and root: --rate does not count then."""
+    """Measure over 127.0.0.1, where no network of its own can be made: --rate does not count."""
     batch_size: Annotated[int | None, arg(metavar="N", help_behavior_hint=_BATCHES)] = None
     """Examples per host and step; of your own model, how many its batches have."""
     rounds: Annotated[int, arg(metavar="N")] = 2

@@ -7,4 +7,5 @@ from typing import Annotated
 from tyro.conf import arg
 
 PLACES = "(default: $SPARSEWIRE_DATA/mnist or ./data/mnist)"
+MODELS = "{mnist,resnet18,transformer,MODULE:FUNCTION}"
 SchemeText = Annotated[str, arg(metavar="SCHEME")]

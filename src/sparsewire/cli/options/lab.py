@@ -18,7 +18,8 @@ LAB = """Run a command on a cluster of shaped network namespaces on this machine
 Every host runs COMMAND once, as one rank, with the variables that torchrun would set. Rank 0's
 output is shown, everybody's is logged. The links are measured first; without COMMAND that is all.
 When a rank fails, the others are stopped. Ctrl-C is passed on to all ranks; a second one kills
-them. Root, `ip` and `tc` are needed; --loopback does without them, and without shaping.
+them. It needs Linux, `ip` and `tc`, and root or user namespaces; --loopback needs none of these,
+and shapes nothing.
 
 examples:
   sparsewire lab --hosts 4 --rate 1gbit -- sparsewire train mnist --scheme "TopK(0.01)"
@@ -50,7 +51,7 @@ class Lab:
     logs: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint=_LOGS)] = None
     """Folder for what the ranks print: rank-0.log and so on."""
     loopback: bool = False
-    """No lab: run the ranks over 127.0.0.1, not shaped, where there is no root or no Linux."""
+    """No lab: run the ranks over 127.0.0.1, not shaped, where no lab can be built."""
     set: Annotated[
         UseAppendAction[tuple[str, ...]], arg(metavar="[HOST=]RATE", help_behavior_hint="")
     ] = ()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from .common import SchemeText
+from .common import MODELS, SchemeText
 
 LIST = """List the families of parts that a scheme is made of, each part with one line.
 
@@ -30,6 +30,7 @@ EXPLAIN = """Say what a scheme sends, and how, without training anything.
 examples:
   sparsewire explain "TopK(0.01)" --params 11e6 --workers 8
   sparsewire explain "Scheme(TopK(0.01), scope='global')" --model mnist --json
+  sparsewire explain "TopK(0.01)" --model my_models:small
 """
 
 
@@ -41,8 +42,8 @@ class Explain:
     """The scheme to explain."""
     params: Annotated[float, arg(metavar="N", help_behavior_hint="(default: 11e6)")] = 11e6
     """Number of parameters, taken as one matrix."""
-    model: Annotated[Literal["mnist"] | None, arg(metavar="{mnist}", help_behavior_hint="")] = None
-    """Explain for this task's model instead, with all its layers."""
+    model: Annotated[str | None, arg(metavar=MODELS, help_behavior_hint="")] = None
+    """Explain for this model instead, layer by layer: one of these, or your own as in `bench`."""
     hidden: Annotated[tuple[int, ...], arg(metavar="N [N ...]")] = (256, 256)
     """Widths of the hidden layers of --model mnist."""
     workers: Annotated[int, arg(metavar="N")] = 8

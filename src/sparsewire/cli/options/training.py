@@ -48,7 +48,8 @@ class Training:
     data: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint=PLACES)] = None
     """Folder with the four MNIST idx files."""
     rate: Annotated[str | None, arg(metavar="RATE", help_behavior_hint=_LOOPBACK)] = None
-    """Run on a network of its own whose links have this rate, like 1gbit; needs Linux and root."""
+    """Run on a network of its own whose links have this rate, like 1gbit; needs Linux, and root or
+    user namespaces."""
     port: Annotated[int | None, arg(metavar="PORT", help_behavior_hint="(default: free)")] = None
     """TCP port where the workers meet."""
     timeout: Annotated[float, arg(metavar="SECONDS")] = 60.0
@@ -117,8 +118,8 @@ class Compare(Training):
 
 DEMO = """See the gain: MNIST to 97 % on four hosts with links of 1 Gbit/s, dense against sparse.
 
-On Linux as root the hosts are network namespaces of this machine, joined by links that slow; else
-the workers talk over loopback, and what you see is fewer bytes.
+The hosts are network namespaces of this machine, joined by links that slow. That needs Linux, and
+root or user namespaces; else the workers talk over loopback, and what you see is fewer bytes.
 
 examples:
   sparsewire demo
