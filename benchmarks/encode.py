@@ -32,6 +32,7 @@ from sparsewire.groups import drive
 from sparsewire.meter import Meter
 from sparsewire.segments import Segments
 from sparsewire.selectors import Draw, Selector
+from sparsewire.workspace import Workspace
 
 Shapes = dict[str, tuple[int, ...]]
 SELECTORS: tuple[Selector, ...] = (
@@ -108,6 +109,7 @@ class Rank:
     gradients: list[Tensor]
     step: int = 0
     pages: list[Tensor] = field(init=False)
+    work: Workspace = field(default_factory=Workspace)
 
     def __post_init__(self) -> None:
         blank = torch.zeros(self.segments.size + 1, device=self.gradients[0].device)
@@ -215,7 +217,7 @@ def exchanges(size: int, gradients: list[Tensor]) -> dict[str, Job]:
     def once(rank: Rank, exchange: Exchange, flat: Tensor, meter: Meter) -> None:
         flat[:1] = rank.step  # the mean of the last step is as good a gradient as any
         fields = [{"residual": page} for page in rank.pages]
-        run = exchange.run(flat, *fields, Call(rank.step, 0, 1), meter)
+        run = exchange.run(flat, *fields, Call(rank.step, 0, 1), meter, rank.work)
         finding = drive(run, sw.Alone(), meter)
         next(agree([finding], 0))  # the verdict, which nobody waits for yet
         rank.pages.reverse()

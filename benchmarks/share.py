@@ -31,6 +31,7 @@ from sparsewire.kernels import SWITCH
 from sparsewire.meter import Meter
 from sparsewire.tasks import mnist
 from sparsewire.tasks.models import Transformer, resnet18
+from sparsewire.workspace import Workspace
 
 Batch = tuple[Tensor, Tensor]
 SCHEMES = ("TopK(0.01)", "Threshold(0.01)", "Scheme(TopK(0.01), values=TwoBit())")
@@ -72,13 +73,15 @@ class Crew:
         blank = torch.zeros(gradient.numel() + 1, device=gradient.device)
         self.pages = [[blank.clone(), blank.clone()] for _ in range(workers)]
         self.meters = [Meter() for _ in range(workers)]
+        self.work = [Workspace() for _ in range(workers)]
 
     def once(self) -> None:
         runs = []
         for rank, (flat, pages) in enumerate(zip(self.flats, self.pages, strict=True)):
             fields = [{"residual": page} for page in pages]
             call = Call(self.step, rank, self.workers)
-            runs.append(self.exchange.run(flat, *fields, call, self.meters[rank]))
+            kept = self.meters[rank], self.work[rank]
+            runs.append(self.exchange.run(flat, *fields, call, *kept))
             pages.reverse()
         SimulatedGroup(self.workers).drive(runs, self.meters)
         self.step += 1
@@ -182,7 +185,7 @@ def guesses(training: Training, device: torch.device) -> None:
             flat = training.gradient(exchange, next(batches))
             fields = [{"residual": one} for one in pages]
             seen = misses(segments.scratch)
-            run = exchange.run(flat, *fields, Call(step, 0, 1), meter)
+            run = exchange.run(flat, *fields, Call(step, 0, 1), meter, Workspace())
             started = meter.seconds["select"]
             SimulatedGroup(1).drive([run], [meter])
             costs[misses(segments.scratch) > seen].append(meter.seconds["select"] - started)

@@ -27,6 +27,7 @@ from sparsewire.meter import Meter
 from sparsewire.segments import Segments
 from sparsewire.selectors import Draw
 from sparsewire.tasks import mnist
+from sparsewire.workspace import Workspace
 
 COLUMNS = 1000
 # Published formats. Bits per index; a Bloom filter's follow from the ratio, this is for 1 %.
@@ -121,7 +122,8 @@ def index_sizes(size: int) -> None:
 def desk_of(scheme: sw.Scheme, size: int) -> Desk:
     exchange = Exchange(scheme, scheme.cut({"w": (size // COLUMNS, COLUMNS)}))
     length = exchange.segments.size
-    return Desk(exchange, torch.zeros(length), torch.zeros(length + 1), Call(0, 0, 1), Meter())
+    kept = Meter(), Workspace()
+    return Desk(exchange, torch.zeros(length), torch.zeros(length + 1), Call(0, 0, 1), *kept)
 
 
 def message_sizes(size: int) -> None:
