@@ -28,6 +28,7 @@ from sparsewire.papers.problems import Cifar10, Mnist
 from sparsewire.papers.recipe import Recipe
 from sparsewire.papers.trainer import Trainer
 from sparsewire.tasks import cifar10, mnist
+from sparsewire.workspace import Workspace
 
 SCHEMES = [
     f"Scheme({selector}, scope={scope})"
@@ -109,6 +110,7 @@ class Workers:
         self.gradients = [torch.zeros(length, device="cuda") for _ in range(size)]
         self.pages = [[self._page(rank, size) for _ in range(2)] for rank in range(size)]
         self.meters = [Meter() for _ in range(size)]
+        self.work = [Workspace() for _ in range(size)]
 
     def _page(self, rank: int, size: int) -> dict[str, torch.Tensor]:
         """What a rank remembers."""
@@ -128,7 +130,8 @@ class Workers:
         for rank, (gradient, pages) in enumerate(zip(self.gradients, self.pages, strict=True)):
             before, after = pages
             call = Call(7, rank, len(self.gradients))
-            runs.append(self.exchange.run(gradient, before, after, call, self.meters[rank]))
+            kept = self.meters[rank], self.work[rank]
+            runs.append(self.exchange.run(gradient, before, after, call, *kept))
         return sw.SimulatedGroup(len(runs)).drive(runs, self.meters)
 
     def agree(self, findings: list[Finding]) -> Unsound | None:
@@ -206,7 +209,7 @@ def test_a_captured_simulation_does_what_an_eager_one_does() -> None:
             eager = Simulation(sw.parse(scheme), SHAPES, 3, torch.device("cuda"))
             eager.exchange()
         captured.exchange()
-        for step in range(1, 24):
+        for step in range(1, 40):  # leaders take turns, and all 12 turns are captured
             generator = torch.Generator().manual_seed(step)
             for one, other in zip(eager.gradients, captured.gradients, strict=True):
                 one.copy_(torch.randn(one.shape, generator=generator))

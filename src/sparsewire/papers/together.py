@@ -36,6 +36,7 @@ class Crew:
         is_cuda = device.type == "cuda"
         self._sides = [new_stream(device) for _ in range(SIDES if is_cuda else 0)]
         self._turn = 0
+        self._used: set[torch.cuda.Stream] = set()  # in this pass
         # what every layer depends on, so that autograd goes back to the first; nothing else of its
         # gradients is autograd's business
         self.token = torch.zeros((), device=device, requires_grad=True)
@@ -43,8 +44,9 @@ class Crew:
     def differentiate(self, losses: Tensor) -> None:
         """Put every worker's gradients of its loss into their places."""
         self._filled.clear()
+        self._used.clear()
         torch.autograd.grad(losses.sum(), self.token, allow_unused=True)
-        for side in self._sides:
+        for side in self._used:  # a stream without work of this pass could not be captured
             torch.cuda.current_stream().wait_stream(side)
 
     def place(self, parameter: Tensor) -> Tensor:
@@ -66,6 +68,7 @@ class Crew:
             return
         self._turn = (self._turn + 1) % len(self._sides)
         side = self._sides[self._turn]
+        self._used.add(side)
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             yield
@@ -186,6 +189,8 @@ class _BatchNorm(nn.BatchNorm2d):
     def forward(self, rows: Tensor) -> Tensor:
         if not self.training:
             return super().forward(rows)
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
         return cast(Tensor, _Normalise.apply(rows, self.crew.token, self))  # type: ignore[no-untyped-call]
 
 
