@@ -461,13 +461,13 @@ def _read_back(monkeypatch: pytest.MonkeyPatch, family: str, part: Any, scheme: 
 
 def test_the_selector_in_contributing(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = _example("selector", Selector)
-    for shared in (True, False):
-        selector = kind(0.05, shared=shared)
-        scheme = sw.Scheme(selector)
-        assert scheme.collective == (sw.AllReduce() if shared else sw.AllGather())
-        _conserves(scheme)
-        _conserves(sw.Scheme(selector, values=sw.BFloat16(), scope="global", whole=None))
-        _read_back(monkeypatch, "selectors", selector, scheme)
+    selector = kind(0.05)
+    scheme = sw.Scheme(selector)
+    assert scheme.collective == sw.AllReduce()
+    _conserves(scheme)
+    _conserves(sw.Scheme(selector, collective=sw.AllGather()))
+    _conserves(sw.Scheme(selector, values=sw.BFloat16(), scope="global", whole=None))
+    _read_back(monkeypatch, "selectors", selector, scheme)
     length, hits, trials = 37, torch.zeros(37), 4000
     segments = sw.Segments.cut({"x": (length,)}, kind(0.1), whole=None)
     for step in range(trials):

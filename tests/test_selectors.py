@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 import sparsewire as sw
-from sparsewire.selectors import Draw, Selector, Sized
+from sparsewire.selectors import Coordination, Draw, Selector, Sized
 
 from .laws.cases import LAWFUL, examples, label
 
@@ -142,23 +142,24 @@ def test_threshold_has_room_for_a_quarter_more() -> None:
 
 
 @pytest.mark.parametrize(
-    ("selector", "shared", "predictable"),
+    ("selector", "coordination"),
     [
-        (sw.TopK(), False, False),
-        (sw.Threshold(), False, False),
-        (sw.RandomK(), True, True),
-        (sw.RandomK(shared=False), False, True),
-        (sw.BlockRandomK(), False, True),
-        (sw.BlockRandomK(shared=True), True, True),
-        (sw.TopBlock(), True, False),
-        (sw.LeaderTopK(), True, False),
-        (sw.UnionTopK(), True, False),
-        (sw.Dense(), True, True),
+        (sw.TopK(), Coordination.LOCAL),
+        (sw.Threshold(), Coordination.LOCAL),
+        (sw.RandomK(), Coordination.SHARED_SEEDED),
+        (sw.RandomK(shared=False), Coordination.LOCAL_SEEDED),
+        (sw.BlockRandomK(), Coordination.LOCAL_SEEDED),
+        (sw.BlockRandomK(shared=True), Coordination.SHARED_SEEDED),
+        (sw.TopBlock(), Coordination.NEGOTIATED),
+        (sw.LeaderTopK(), Coordination.NEGOTIATED),
+        (sw.UnionTopK(), Coordination.NEGOTIATED),
+        (sw.Dense(), Coordination.SHARED_SEEDED),
     ],
     ids=label,
 )
-def test_who_can_know(selector: Selector, shared: bool, predictable: bool) -> None:
-    assert (selector.shared, selector.predictable) == (shared, predictable)
+def test_how_ranks_come_to_coordinates(selector: Selector, coordination: Coordination) -> None:
+    assert selector.coordination is coordination
+    assert (selector.proposers == "none") or coordination is Coordination.NEGOTIATED
 
 
 def test_draws_depend_on_all_that_they_name() -> None:

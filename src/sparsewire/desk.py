@@ -25,7 +25,7 @@ from .message import (
     first_damage,
 )
 from .meter import Meter
-from .selectors import Draw
+from .selectors import Coordination, Draw
 from .values import Place
 from .workspace import Workspace
 
@@ -103,7 +103,7 @@ class Desk:
         draw = Draw(exchange.scheme.seed, self.call.step, rank)
 
         def coordinates() -> Tensor:
-            if exchange.scheme.selector.agreed:
+            if exchange.scheme.selector.coordination is Coordination.NEGOTIATED:
                 assert self._own is not None
                 return self._own[0]
             return exchange.scheme.selector.coordinates(exchange.segments, draw, message.device)

@@ -40,7 +40,7 @@ from .meter import Meter
 from .requests import Routine, all_gather, broadcast_traffic, gather_traffic
 from .scheme import Scheme
 from .segments import Segments, Span
-from .selectors import Draw
+from .selectors import Coordination, Draw
 from .sharddesk import ShardDesk
 from .shards import OWNED, Shards
 from .values import ValueCodec
@@ -101,8 +101,8 @@ class Exchange:
     @cached_property
     def form(self) -> Form:
         """The layout of a message with all that a rank sends."""
-        agreed = self.scheme.selector.agreed  # then all know the coordinates already
-        indices = Implied() if agreed else self.scheme.indices
+        negotiated = self.scheme.selector.coordination is Coordination.NEGOTIATED
+        indices = Implied() if negotiated else self.scheme.indices  # all know them already
         return Form(indices, self.scheme.values, self.segments)
 
     @property
@@ -140,7 +140,7 @@ class Exchange:
 
     def notice_bytes(self, world: int) -> int:
         """Bytes of the message in which a rank names coordinates; 0 if none does."""
-        if not (self.scheme.selector.named and self.segments.pieces):
+        if self.scheme.selector.proposers == "none" or not self.segments.pieces:
             return 0
         return sealed_bytes(self.scheme.indices.nbytes(self.notice(world)))
 
@@ -218,7 +218,8 @@ class Exchange:
         """Bytes of it that are said before the choice."""
         count = self.scheme.selector.summed(self.segments)
         added = reduce_traffic(count, 4, 4, world) if count else 0
-        carried = broadcast_traffic if self.scheme.selector.led else gather_traffic
+        led = self.scheme.selector.proposers == "leader"
+        carried = broadcast_traffic if led else gather_traffic
         return added + carried(self.notice_bytes(world), world)
 
     def run(
@@ -239,12 +240,12 @@ class Exchange:
         before = self._widened(before)
         waits = gradient.device.type != "cpu"  # to look at a number there
 
-        if not self._has_met or (call.opens and not waits):
+        if self._fingerprints not in work.met or (call.opens and not waits):
             header = self._header(call)
             answers = yield all_gather(header.pack())
             headers = [Header.unpack(data, rank) for rank, data in enumerate(answers)]
             compare(headers, header, repr(self.scheme))
-            self.__dict__["_has_met"] = True
+            work.met.add(self._fingerprints)
 
         unused: list[Span] = []
         if self.skips_unused:
@@ -299,11 +300,6 @@ class Exchange:
             for span, view in segments.views(tensor):  # wherever it lies: DDP moves it
                 source = wide[field][span.start : span.stop]
                 kernels.on(view.device).narrow(source, view, fold(key, name_key(span.name)))
-
-    @cached_property
-    def _has_met(self) -> bool:
-        """Whether the ranks have compared headers, so that they agree on scheme and sizes."""
-        return False
 
     def _count(self, taken: Taken, meter: Meter) -> None:
         """Note how many coordinates were chosen."""

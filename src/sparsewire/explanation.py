@@ -133,7 +133,7 @@ def explain(
 
 def _talk(exchange: Exchange, workers: int) -> str:
     """What the ranks say before they choose, if anything."""
-    if exchange.notice_bytes(workers) and not exchange.scheme.selector.led:
+    if exchange.notice_bytes(workers) and exchange.scheme.selector.proposers == "all":
         named = exchange.notice(workers).room
         indices = plural(named, "index", "indices")
         return f"up to {indices} of each rank, which it names to all others first"
@@ -181,12 +181,12 @@ def _why(scheme: Scheme, segments: Segments) -> str:
         return (
             f"all ranks send the same coordinates with {selector}, so values are added on the way"
         )
-    if scheme.selector.shared and not scheme.values.linear:
+    if scheme.selector.coordination.is_shared and not scheme.values.linear:
         codec = type(scheme.values).__name__
         return f"messages in {codec} cannot be added on the way, so all must see all"
-    if scheme.selector.shared:
+    if scheme.selector.coordination.is_shared:
         return "as asked; values at shared coordinates could also be added by AllReduce()"
-    if scheme.selector.predictable:
+    if scheme.selector.coordination.is_seeded:
         return (
             f"every rank draws its own coordinates with {selector}; the others can work them out, "
             f"so no index is sent"

@@ -18,7 +18,7 @@ from .indices import Bitmap, EliasFano, Implied, IndexCodec
 from .memory import ErrorFeedback, Memory
 from .notation import Part, check_flag, read
 from .segments import Scope, Segments, Shape
-from .selectors import Dense, Selector
+from .selectors import Coordination, Dense, Selector
 from .values import Float32, ValueCodec
 
 
@@ -68,8 +68,8 @@ class Scheme(Part):
             return _smallest(self.selector) if self._needs_indices else Implied()
         if name == "collective":
             selector = self.selector
-            adds = selector.shared and self.values.linear
-            if adds and not selector.agreed:  # else written indices do not go along
+            adds = selector.coordination.is_shared and self.values.linear
+            if adds and not _is_negotiated(selector):  # else written indices do not go along
                 adds = not self.indices.written
             return AllReduce() if adds else AllGather()
         return MISSING
@@ -78,7 +78,7 @@ class Scheme(Part):
     def _needs_indices(self) -> bool:
         """Whether some rank must write the coordinates for others to know them."""
         selector = self.selector
-        return selector.named or not (selector.predictable or selector.agreed)
+        return selector.proposers != "none" or selector.coordination is Coordination.LOCAL
 
     def _check_numbers(self) -> None:
         scope = self.scope
@@ -103,8 +103,9 @@ class Scheme(Part):
 
     def _check_parts(self) -> None:
         chosen = type(self.selector).__name__
-        if self.collective.adds and not self.selector.shared:
-            remedy = f"{chosen}(…, shared=True)" if self.selector.predictable else "TopBlock(…)"
+        if self.collective.adds and not self.selector.coordination.is_shared:
+            seeded = self.selector.coordination.is_seeded
+            remedy = f"{chosen}(…, shared=True)" if seeded else "TopBlock(…)"
             raise SchemeError(
                 f"{self.selector!r} cannot go by {self.collective!r}: ranks pick different "
                 f"coordinates, so their values cannot be added on the way; write "
@@ -121,8 +122,8 @@ class Scheme(Part):
                 f"and here everything is sent; write a ratio below 1 such as TopK(0.01), or "
                 f"values=BFloat16() for a dense exchange in fewer bytes"
             )
-        if self.selector.agreed:
-            self._check_agreed()
+        if _is_negotiated(self.selector):
+            self._check_negotiated()
         elif self.collective.adds and self.indices.written:
             raise SchemeError(
                 f"{self.indices!r} cannot go by {self.collective!r}: indices cannot be added; "
@@ -134,7 +135,7 @@ class Scheme(Part):
                 f"write indices=EliasFano() or leave indices out"
             )
 
-    def _check_agreed(self) -> None:
+    def _check_negotiated(self) -> None:
         selector, scope = self.selector, self.scope
         if self.collective.fields:
             raise SchemeError(
@@ -142,7 +143,7 @@ class Scheme(Part):
                 f"coordinates already, so owners have nothing left to choose; leave collective "
                 f"out, and values are added on the way"
             )
-        if self.indices.written and not selector.named:
+        if self.indices.written and selector.proposers == "none":
             raise SchemeError(
                 f"{self.indices!r} has nothing to write with {selector!r}: its ranks agree on the "
                 f"coordinates by other numbers; leave indices out"
@@ -284,11 +285,15 @@ def as_scheme(given: object) -> AnyScheme:
     )
 
 
+def _is_negotiated(selector: Selector) -> bool:
+    return selector.coordination is Coordination.NEGOTIATED
+
+
 def _smallest(selector: Selector) -> IndexCodec:
     """The index codec with the fewest bits per coordinate at the selector's density."""
     ratio = getattr(selector, "ratio", None)
-    shares = selector.named and not selector.led  # then a rank names few, whatever the ratio is
-    if ratio is None or shares:
+    # where all propose, each rank names few, whatever the ratio is
+    if ratio is None or selector.proposers == "all":
         return EliasFano()
     low = math.floor(-math.log2(ratio))  # not of 1/ratio, which may be beyond all bounds
     # bits per coordinate of the gradient: 1, or ratio·(low + 1) + 1/2^low

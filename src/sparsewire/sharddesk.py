@@ -133,7 +133,7 @@ class ShardDesk(Desk):
     def _selector(self) -> Selector:
         """What an owner chooses by: the same rule, if it looks at magnitudes."""
         selector = self.exchange.scheme.selector
-        return TopK() if selector.predictable or self.shards.ratio == 1.0 else selector
+        return TopK() if selector.coordination.is_seeded or self.shards.ratio == 1.0 else selector
 
     def _part(self, message: Tensor, sender: int) -> tuple[Tensor, Tensor]:
         """What a rank sent this owner."""

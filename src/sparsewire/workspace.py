@@ -1,4 +1,4 @@
-"""Memory that is kept from step to step."""
+"""What a rank keeps from step to step besides its state."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from torch import Tensor
 
 
 class Workspace:
-    """One rank's buffers, by name: to allocate them anew costs more than to send them over a fast
-    link. Losing them changes nothing."""
+    """One rank's buffers by name, and what it has compared with the others already.
+
+    To allocate buffers anew costs more than to send them over a fast link. Losing a workspace on
+    all ranks changes nothing.
+    """
 
     def __init__(self) -> None:
         self.buffers: dict[tuple[str, torch.device], Tensor] = {}
+        self.met: set[tuple[int, int]] = set()  # schemes and layouts whose headers were compared
 
     def buffer(self, name: str, nbytes: int, device: torch.device) -> Tensor:
         """Return `nbytes` of uninitialised memory, the same as last time if there is enough."""

@@ -74,8 +74,10 @@ def examples(family: str) -> list[Any]:
 
 
 def random_selectors() -> list[Selector]:
-    """Selectors that choose by chance: predictable, and not everything."""
-    return [s for s in examples("selectors") if s.predictable and s.contraction(1000) < 1]
+    """Selectors that choose by chance: seeded, and not everything."""
+    return [
+        s for s in examples("selectors") if s.coordination.is_seeded and s.contraction(1000) < 1
+    ]
 
 
 def is_cast(codec: ValueCodec) -> bool:

@@ -10,7 +10,7 @@ import torch
 import sparsewire as sw
 from sparsewire.collectives import Collective
 from sparsewire.collectives.sums import ordered_sum
-from sparsewire.selectors import Selector, Sized
+from sparsewire.selectors import Coordination, Selector, Sized
 
 from .cases import (
     EPS,
@@ -38,8 +38,8 @@ FULL_SELECTORS = [
 def goes(selector: Selector, collective: Collective) -> bool:
     """Whether a collective carries what a selector chooses, in plain numbers."""
     if collective.fields:
-        return not selector.agreed
-    return selector.shared or not collective.adds
+        return selector.coordination is not Coordination.NEGOTIATED
+    return selector.coordination.is_shared or not collective.adds
 
 
 FULL = [
@@ -55,8 +55,8 @@ FULL = [
 SYMMETRIC = [
     scheme
     for scheme in SAMPLE
-    if (scheme.selector.shared or not scheme.selector.predictable)
-    and not scheme.selector.named
+    if (scheme.selector.coordination.is_shared or not scheme.selector.coordination.is_seeded)
+    and scheme.selector.proposers == "none"
     and getattr(scheme.selector, "sample", 1000) >= 1000
     and not rolls_dice(scheme.values)
     # an owner writes sums, which a codec may round one way or the other
@@ -106,7 +106,9 @@ def test_full_random_k_and_dense_are_the_same(world: int) -> None:
     assert torch.equal(dense.exchange(gradients)[0], full.exchange(gradients)[0])
 
 
-@pytest.mark.parametrize("selector", [s for s in examples("selectors") if s.shared], ids=label)
+@pytest.mark.parametrize(
+    "selector", [s for s in examples("selectors") if s.coordination.is_shared], ids=label
+)
 @pytest.mark.parametrize("world", WORLDS)
 def test_collectives_agree_that_send_all_they_have(selector: sw.RandomK, world: int) -> None:
     crews = [
@@ -114,7 +116,7 @@ def test_collectives_agree_that_send_all_they_have(selector: sw.RandomK, world: 
         for collective in examples("collectives")
         if goes(selector, collective) and getattr(collective, "pull_ratio", 1.0) == 1.0
     ]
-    assert len(crews) == (2 if selector.agreed else 3)
+    assert len(crews) == (2 if selector.coordination is Coordination.NEGOTIATED else 3)
     for step in range(3):
         gradients = noise(world, crews[0].size, step)
         first, *others = (crew.exchange(gradients)[0] for crew in crews)

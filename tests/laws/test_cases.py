@@ -8,6 +8,7 @@ from dataclasses import fields
 import pytest
 
 import sparsewire as sw
+from sparsewire.selectors import Coordination
 
 from .cases import EXAMPLES, SAMPLE, SCHEMES, SHAPES, examples, way
 
@@ -43,9 +44,9 @@ def test_every_selector_meets_every_index_codec_that_it_goes_with() -> None:
     met = {(scheme.selector, scheme.indices) for scheme in SCHEMES}
     for selector in examples("selectors"):
         for indices in examples("indices"):
-            goes = indices.written or selector.predictable
-            if selector.agreed:
-                goes = indices.written is selector.named
+            goes = indices.written or selector.coordination.is_seeded
+            if selector.coordination is Coordination.NEGOTIATED:
+                goes = indices.written is (selector.proposers != "none")
             assert ((selector, indices) in met) is goes
 
 

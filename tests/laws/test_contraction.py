@@ -47,7 +47,7 @@ def lost(selector: Selector, vector: Tensor, draws: int) -> Tensor:
 
 def is_exact(selector: Selector, length: int) -> bool:
     """Whether the promise holds for every single draw."""
-    return not selector.predictable and length <= getattr(selector, "sample", length)
+    return not selector.coordination.is_seeded and length <= getattr(selector, "sample", length)
 
 
 @pytest.mark.parametrize("length", LENGTHS)

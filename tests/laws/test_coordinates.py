@@ -91,9 +91,9 @@ def test_ledger_and_gradient_are_added_before_choosing(selector: Selector, scope
 
 
 @pytest.mark.parametrize("selector", examples("selectors"), ids=label)
-def test_predictable_coordinates_are_those_withdrawn(selector: Selector) -> None:
+def test_seeded_coordinates_are_those_withdrawn(selector: Selector) -> None:
     segments = Segments.cut(SHAPES, selector, whole=None)
-    if not selector.predictable:
+    if not selector.coordination.is_seeded:
         with pytest.raises(NotImplementedError, match="depend on the gradient"):
             selector.coordinates(segments, draw(0), CPU)
         return

@@ -128,11 +128,11 @@ def test_counts_at_and_beyond_the_length(selector: Sized, count: int) -> None:
     if count >= 10 or not crew.engine.segments.pieces:  # as many blocks as hold nine
         assert within(mean, (gradients[0] + gradients[1]) / 2, 4 * EPS * 10)
         assert not crew.owed().any()
-    elif not scheme.selector.shared:
+    elif not scheme.selector.coordination.is_shared:
         assert crew.remembered(0).count_nonzero() <= 1
     elif hasattr(selector, "block"):  # three blocks of three, or two and one of one
         assert mean.count_nonzero() in (7, 9)
-    elif selector.named and not selector.led:  # five of one rank and four of the other
+    elif selector.proposers == "all":  # five of one rank and four of the other
         assert 5 <= mean.count_nonzero() <= 9
     else:
         assert mean.count_nonzero() == 9

@@ -12,6 +12,7 @@ from sparsewire.groups.simulated import results_of
 from sparsewire.message import HEADER_BYTES, VERDICT_BYTES
 from sparsewire.requests import Request, Routine, Start, Wait
 from sparsewire.segments import Segments
+from sparsewire.selectors import Coordination
 from sparsewire.values import Place, ValueCodec
 
 from .cases import SAMPLE, SHAPES, Crew, examples, label, noise
@@ -68,14 +69,17 @@ def test_requests_are_as_large_as_announced(scheme: sw.Scheme, skips_unused: boo
     engine = crew.engine
     header, *others, verdict = requests_of(crew)
     flags, others = others[:skips_unused], others[skips_unused:]
-    said_ahead = scheme.selector.agreed * (1 if scheme.selector.named else 2)  # a sum takes two
+    said_ahead = 1 if scheme.selector.proposers != "none" else 2  # a sum takes two
+    if scheme.selector.coordination is not Coordination.NEGOTIATED:
+        said_ahead = 0
     talk, payloads = others[:said_ahead], others[said_ahead:]
     assert verdict.payload.numel() == VERDICT_BYTES
     assert header.payload.numel() == HEADER_BYTES
     assert [flag.payload.numel() for flag in flags] == [len(SHAPES)] * skips_unused
     for said in talk:
-        if scheme.selector.named:
-            assert said.op == ("broadcast" if scheme.selector.led else "all_gather")
+        if scheme.selector.proposers != "none":
+            carried = "broadcast" if scheme.selector.proposers == "leader" else "all_gather"
+            assert said.op == carried
             assert said.payload.numel() == engine.notice_bytes(3)
     assert sum(said.traffic(3) for said in talk) == engine.talk_traffic(3)
     assert {payload.payload.dtype for payload in payloads} == {torch.uint8}

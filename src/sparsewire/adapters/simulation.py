@@ -24,7 +24,7 @@ from ..meter import Meter
 from ..requests import Routine
 from ..scheme import AnyScheme, Scheme
 from ..segments import Segments, Shape
-from ..selectors import Draw, Selector
+from ..selectors import Coordination, Draw, Selector
 from ..shards import OWNED
 from ..workspace import Workspace
 from .capture import Captured
@@ -130,14 +130,14 @@ class _Phase:
         workers, device = len(simulation.gradients), simulation._device
         segments = [scheme.cut(simulation._shapes) for _ in range(workers)]
         self._drawn: list[Tensor] = []
-        if scheme.selector.predictable:
-            ranks = 1 if scheme.selector.shared else workers
+        if scheme.selector.coordination.is_seeded:
+            ranks = 1 if scheme.selector.coordination.is_shared else workers
             self._drawn = [self._draw(segments[0], rank) for rank in range(ranks)]
             scheme = replace(scheme, selector=_Drawn(scheme.selector, self._drawn))
         self._exchanges = [Exchange(scheme, cut) for cut in segments]
         self._group = SimulatedGroup(workers)
         self._work = [Workspace() for _ in range(workers)]
-        turns = math.lcm(TURNS, workers) if scheme.selector.named else TURNS
+        turns = math.lcm(TURNS, workers) if scheme.selector.proposers != "none" else TURNS
         self._turns = [Captured(self._meet, device) for _ in range(turns)]
 
     @property
@@ -208,11 +208,9 @@ class _Drawn(Selector):
     selector: Selector
     drawn: Sequence[Tensor]  # one for all ranks if they share it, else one for each
 
-    predictable = True
-
     @property
-    def shared(self) -> bool:  # type: ignore[override]
-        return self.selector.shared
+    def coordination(self) -> Coordination:  # type: ignore[override]
+        return self.selector.coordination
 
     @property
     def clustered(self) -> bool:  # type: ignore[override]
@@ -228,7 +226,7 @@ class _Drawn(Selector):
         return self.selector.room(length)
 
     def coordinates(self, segments: Segments, draw: Draw, device: torch.device) -> Tensor:
-        return self.drawn[0 if self.shared else draw.rank]
+        return self.drawn[0 if self.coordination.is_shared else draw.rank]
 
     def contraction(self, length: int) -> float:
         return self.selector.contraction(length)

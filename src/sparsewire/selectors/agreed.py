@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from ..errors import SchemeError
 from ..kernels import Taken
 from ..kernels.blocks import BlockTable
 from ..segments import Segments
-from .base import Draw, Sized, Table
+from .base import Coordination, Draw, Sized, Table
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,9 +49,7 @@ class TopBlock(Sized):
     """
 
     block: int = 128
-    shared: ClassVar[bool] = True  # type: ignore[misc]
-    predictable = False
-    agreed = True
+    coordination = Coordination.NEGOTIATED
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -131,10 +129,7 @@ class TopBlock(Sized):
 class _Named(Sized):
     """What those share whose ranks name their largest magnitudes: a rank alone does as `TopK`."""
 
-    shared: ClassVar[bool] = True  # type: ignore[misc]
-    predictable = False
-    agreed = True
-    named = True
+    coordination = Coordination.NEGOTIATED
 
     def room(self, length: int) -> int:
         return self.entries(length)
@@ -167,7 +162,7 @@ class LeaderTopK(_Named):
     Reference: Chen et al. 2020, ScaleCom.
     """
 
-    led = True
+    proposers = "leader"
 
     def choose(
         self,
@@ -203,6 +198,8 @@ class UnionTopK(_Named):
     >>> UnionTopK(0.01).entries(10_000), UnionTopK(0.01).names(100, world=8)
     (100, 13)
     """
+
+    proposers = "all"
 
     def names(self, count: int, world: int) -> int:
         return -(-count // world)

@@ -6,7 +6,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from enum import Enum
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -66,22 +67,40 @@ class Table(Protocol):
         """
 
 
+class Coordination(Enum):
+    """How ranks come to the coordinates that they send."""
+
+    LOCAL = "local"
+    """Every rank selects by its own gradient, so its indices must be sent."""
+    LOCAL_SEEDED = "local, seeded"
+    """Every rank draws its own, and any rank can derive them: no index is sent."""
+    SHARED_SEEDED = "shared, seeded"
+    """All ranks draw the same, so values can be added on the way."""
+    NEGOTIATED = "negotiated"
+    """Ranks agree on them before they select, so values can be added on the way."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether all ranks send the same coordinates."""
+        return self in (Coordination.SHARED_SEEDED, Coordination.NEGOTIATED)
+
+    @property
+    def is_seeded(self) -> bool:
+        """Whether the coordinates follow from a `Draw` alone."""
+        return self in (Coordination.LOCAL_SEEDED, Coordination.SHARED_SEEDED)
+
+
 class Selector(Part, ABC):
     """Chooses coordinates.
 
-    `shared`: all ranks choose the same ones, so that messages can be added up.
-    `predictable`: any rank can compute any rank's choice, so that indices need not be sent.
-    `agreed`: ranks talk before they choose, and then all know the choice.
-    `named`: what they talk about are coordinates, written by the index codec.
-    `led`: those of one of them, which takes turns.
+    `coordination`: how ranks come to them; a property where it depends on a field.
+    `proposers`: which ranks propose coordinates before the choice, written by the index codec, if
+    it is negotiated: all of them, or the leader, which is another rank at every step.
     `clustered`: coordinates lie side by side.
     """
 
-    shared: bool
-    predictable: ClassVar[bool]
-    agreed: ClassVar[bool] = False
-    named: ClassVar[bool] = False
-    led: ClassVar[bool] = False
+    coordination: Coordination
+    proposers: ClassVar[Literal["none", "leader", "all"]] = "none"
     clustered: ClassVar[bool] = False
 
     @property
@@ -132,7 +151,7 @@ class Selector(Part, ABC):
         return count
 
     def coordinates(self, segments: Segments, draw: Draw, device: torch.device) -> Tensor:
-        """The indices that rank `draw.rank` sends; predictable selectors only."""
+        """The indices that rank `draw.rank` sends; seeded selectors only."""
         raise NotImplementedError(f"the coordinates of {self!r} depend on the gradient")
 
     @abstractmethod

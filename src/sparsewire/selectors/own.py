@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from ..errors import SchemeError
 from ..kernels import Taken
 from ..notation import check_flag
 from ..segments import SEEN, Segments
-from .base import Draw, Selector, Sized
+from .base import Coordination, Draw, Selector, Sized
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,8 +30,7 @@ class TopK(Sized):
     Reference: Aji & Heafield 2017; Eghlidi & Jaggi 2020.
     """
 
-    shared: ClassVar[bool] = False  # type: ignore[misc]
-    predictable = False
+    coordination = Coordination.LOCAL
 
     def room(self, length: int) -> int:
         return self.entries(length)
@@ -69,8 +67,7 @@ class Threshold(Sized):
     """
 
     sample: int = 100_000
-    shared: ClassVar[bool] = False  # type: ignore[misc]
-    predictable = False
+    coordination = Coordination.LOCAL
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,7 +86,7 @@ class Threshold(Sized):
         draw: Draw,
     ) -> Taken:
         return kernels.on(after.device).over_threshold(
-            before, addend, after, segments, self.sample, draw.key(self.shared)
+            before, addend, after, segments, self.sample, draw.key(shared=False)
         )
 
     def contraction(self, length: int) -> float:
@@ -102,11 +99,15 @@ class Threshold(Sized):
 class _Random(Sized):
     """What the selectors share that choose without looking at the gradient."""
 
-    predictable = True
+    shared: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_flag(self, "shared")
+
+    @property
+    def coordination(self) -> Coordination:  # type: ignore[override]
+        return Coordination.SHARED_SEEDED if self.shared else Coordination.LOCAL_SEEDED
 
     def room(self, length: int) -> int:
         return self.entries(length)
@@ -154,8 +155,7 @@ class BlockRandomK(_Random):
 class Dense(Selector):
     """Every coordinate: plain data parallel training, for comparison and for warm-up."""
 
-    shared: ClassVar[bool] = True  # type: ignore[misc]
-    predictable = True
+    coordination = Coordination.SHARED_SEEDED
 
     @property
     def sends_all(self) -> bool:

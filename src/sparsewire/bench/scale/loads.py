@@ -94,7 +94,7 @@ def _talk_hops(exchange: Exchange, hosts: int) -> int:
     norms = exchange.scheme.selector.summed(exchange.segments)
     hops = _sum_hops(norms, 4, hosts) if norms else 0
     notice = exchange.notice_bytes(hosts)
-    if notice and not exchange.scheme.selector.led:
+    if notice and exchange.scheme.selector.proposers == "all":
         return hops + gather_hops(notice, hosts)
     return hops + ((hosts - 1).bit_length() if notice else 0)
 
