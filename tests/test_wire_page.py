@@ -33,6 +33,7 @@ from sparsewire.message import (
 )
 from sparsewire.meter import Meter
 from sparsewire.segments import Segments
+from sparsewire.workspace import Workspace
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "wire.md").read_text()
 
@@ -70,7 +71,7 @@ def exchange() -> Exchange:
 
 
 def desk() -> Desk:
-    return Desk(exchange(), torch.zeros(20), torch.zeros(21), CALL, Meter())
+    return Desk(exchange(), torch.zeros(20), torch.zeros(21), CALL, Meter(), Workspace())
 
 
 def test_every_example_is_looked_at() -> None:
