@@ -122,8 +122,8 @@ def index_sizes(size: int) -> None:
 def desk_of(scheme: sw.Scheme, size: int) -> Desk:
     exchange = Exchange(scheme, scheme.cut({"w": (size // COLUMNS, COLUMNS)}))
     length = exchange.segments.size
-    kept = Meter(), Workspace()
-    return Desk(exchange, torch.zeros(length), torch.zeros(length + 1), Call(0, 0, 1), *kept)
+    after = {"residual": torch.zeros(length + 1)}
+    return exchange.desk(torch.zeros(length), {}, after, Call(0, 0, 1), Meter(), Workspace())
 
 
 def message_sizes(size: int) -> None:
@@ -134,7 +134,7 @@ def message_sizes(size: int) -> None:
     found = {}
     for codec in (sw.Float32(), sw.BFloat16(), sw.TwoBit(), sw.OneBit()):
         desk = desk_of(sw.Scheme(sw.TopK(0.01), values=codec, whole=None), size)
-        message = desk.write(support(desk.exchange.segments), values)
+        message = desk.write(support(desk.form.segments), values)
         nbytes = message.numel() + HEADER_BYTES + VERDICT_BYTES
         bits = found[repr(codec)] = 8 * nbytes / size
         say(f"  {codec!r:<12} {bits:8.4f} {nbytes:10,} {32 / bits:10.1f}x {16 / bits:10.1f}x")
@@ -186,7 +186,7 @@ def check_times(size: int, repeats: int) -> None:
     for codec in (sw.Float32(), sw.BFloat16(), sw.TwoBit(), sw.OneBit()):
         scheme = sw.Scheme(sw.TopK(0.01), values=codec, whole=None)
         desk = desk_of(scheme, size)
-        segments = desk.exchange.segments
+        segments = desk.form.segments
 
         def select(scheme: sw.Scheme = scheme, segments: Segments = segments) -> kernels.Taken:
             return scheme.selector.withdraw(before, gradient, after, segments, draw)

@@ -50,8 +50,6 @@ NEIGHBOURS = {
     ("segments", "kernels"),  # they say the same in two ways
     ("kernels", "segments"),
     ("kernels", "shards"),
-    ("desk", "engine"),  # for its types alone
-    ("council", "engine"),
 }
 
 

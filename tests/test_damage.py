@@ -73,8 +73,8 @@ class Rank:
         return (yield from agree([finding], self.call.rank))
 
     def desk(self) -> Desk:
-        after = self.after["residual"]
-        return Desk(self.exchange, self.gradient, after, self.call, Meter(), Workspace())
+        kept = self.before, self.after
+        return self.exchange.desk(self.gradient, *kept, self.call, Meter(), Workspace())
 
 
 def reason(desk: Desk, message: Tensor, rank: int = 0) -> str:
@@ -160,7 +160,7 @@ def test_a_message_of_another_rank_step_or_bucket_is_damaged(scheme: str) -> Non
 def test_a_well_sealed_mutant_does_no_harm(scheme: str) -> None:
     """Whoever can write a checksum can send other values, but none that break anything."""
     desk, message = message_of(scheme)
-    size = desk.exchange.segments.size
+    size = desk.form.segments.size
     refused = 0
     for mutant in mutants(message[:-DIGEST_BYTES], 600, scheme):
         if mutant.numel() % 8:
@@ -174,7 +174,7 @@ def test_a_well_sealed_mutant_does_no_harm(scheme: str) -> None:
         assert (real[1:] > real[:-1]).all()
         assert indices.numel() == 0 or (indices[0] >= 0 and indices[-1] <= size)
         assert values.isfinite().all()
-        assert values.numel() == desk.exchange.value_count
+        assert values.numel() == desk.form.value_count
     assert refused > 0
 
 
@@ -307,7 +307,8 @@ def test_more_or_fewer_indices_than_room_are_refused(flags: int) -> None:
     scheme = sw.Scheme(sw.TopK(count=1), whole=None)
     exchange = Exchange(scheme, scheme.cut({"w": (10, 10)}))
     call = Call(7, 0, 1, bucket=2)
-    desk = Desk(exchange, torch.zeros(100), torch.zeros(101), call, Meter(), Workspace())
+    after = {"residual": torch.zeros(101)}
+    desk = exchange.desk(torch.zeros(100), {}, after, call, Meter(), Workspace())
     message = desk.write(torch.tensor([5]), torch.ones(1))
     assert message[6] == 1  # six bytes of low bits, then the flags
     message[6] = flags

@@ -71,7 +71,8 @@ def exchange() -> Exchange:
 
 
 def desk() -> Desk:
-    return Desk(exchange(), torch.zeros(20), torch.zeros(21), CALL, Meter(), Workspace())
+    after = {"residual": torch.zeros(21)}
+    return exchange().desk(torch.zeros(20), {}, after, CALL, Meter(), Workspace())
 
 
 def test_every_example_is_looked_at() -> None:

@@ -6,9 +6,7 @@ What is said is sealed under a key of its own, so that nothing else passes for i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,14 +14,11 @@ from torch import Tensor
 from . import kernels
 from .collectives.sums import sum_over_ranks
 from .desk import Call
-from .indices import Bitmap
-from .message import FINE, REASONS, first_damage, seal
+from .indices import Bitmap, IndexCodec
+from .message import FINE, REASONS, Context, first_damage, seal
 from .requests import Routine, all_gather, broadcast
 from .segments import Segments
 from .workspace import Workspace
-
-if TYPE_CHECKING:
-    from .engine import Exchange
 
 
 @dataclass
@@ -33,7 +28,11 @@ class Council:
     What arrives damaged is remembered in `damage`, and something harmless stands in for it.
     """
 
-    exchange: Exchange
+    codec: IndexCodec
+    segments: Segments
+    notice: Segments  # the pieces, with as many coordinates as this rank may name
+    nbytes: int  # of a message that names them
+    context: Context
     call: Call
     device: torch.device
     work: Workspace
@@ -42,17 +41,11 @@ class Council:
         call, self.world = self.call, self.call.world
         self._leader = call.step % self.world
         self.turn = (call.rank - call.step) % self.world
-        self._context = replace(self.exchange.context(self.call), is_ahead=True)
         self.damage = torch.full((), FINE, device=self.device)
-
-    @cached_property
-    def notice(self) -> Segments:
-        """The pieces, with as many coordinates as this rank may name."""
-        return self.exchange.notice(self.world)
 
     def add_up(self, numbers: Tensor) -> Routine[Tensor]:
         total = yield from sum_over_ranks(
-            numbers, numbers.dtype, self._context, self.call.rank, self.world, self.work
+            numbers, numbers.dtype, self.context, self.call.rank, self.world, self.work
         )
         self.damage = total.damage
         return total.values
@@ -69,7 +62,7 @@ class Council:
     def pool(self, indices: Tensor) -> Routine[Tensor]:
         messages: Sequence[Tensor] = yield all_gather(self._written(indices))
         named, are_fine = self._read(messages, 0)
-        segments = self.exchange.segments
+        segments = self.segments
         sound = torch.where(are_fine[:, None], named, segments.size)
         # flags forget who named a coordinate, how often, and in which order; if there are more than
         # slots, because somebody named too many, the last ones are left out
@@ -78,29 +71,27 @@ class Council:
 
     def _written(self, indices: Tensor) -> Tensor:
         """This rank's message."""
-        written = self.exchange.scheme.indices.encode(indices, self.notice)
+        written = self.codec.encode(indices, self.notice)
         message = self._blank()
         message[: written.numel()] = written
-        return seal(message, self._context.key(self.call.rank))
+        return seal(message, self.context.key(self.call.rank))
 
     def _blank(self) -> Tensor:
         """Room for a message."""
-        nbytes = self.exchange.notice_bytes(self.world)
-        return torch.zeros(nbytes, dtype=torch.uint8, device=self.device)
+        return torch.zeros(self.nbytes, dtype=torch.uint8, device=self.device)
 
     def _read(self, messages: Sequence[Tensor], first: int) -> tuple[Tensor, Tensor]:
         """The coordinates in the messages of ranks from `first` on, a row each, and for each
         message whether it is fine."""
-        codec = self.exchange.scheme.indices
-        nbytes = codec.nbytes(self.notice)
-        named = [codec.decode(message[:nbytes], self.notice) for message in messages]
+        nbytes = self.codec.nbytes(self.notice)
+        named = [self.codec.decode(message[:nbytes], self.notice) for message in messages]
         nothing = torch.empty(0, device=self.device)
         found = kernels.on(self.device).inspect(
             messages,
             [(indices, nothing) for indices in named],
-            self._context.common,
+            self.context.common,
             first,
-            self.exchange.notice_bytes(self.world),
+            self.nbytes,
             self.notice.size,
         )
         damage = first_damage(found)

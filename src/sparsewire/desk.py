@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -25,12 +24,10 @@ from .message import (
     first_damage,
 )
 from .meter import Meter
-from .selectors import Coordination, Draw
+from .segments import Segments, Span
+from .selectors import Coordination, Draw, Selector
 from .values import Place
 from .workspace import Workspace
-
-if TYPE_CHECKING:
-    from .engine import Exchange
 
 
 @dataclass(frozen=True)
@@ -55,24 +52,26 @@ class Desk:
     compare it when the step is over, and the mean is written without waiting for that.
     """
 
-    exchange: Exchange
+    form: Form
+    selector: Selector
+    seed: int
+    call: Call
+    context: Context
     gradient: Tensor
     ledger: Tensor
-    call: Call
     meter: Meter
     work: Workspace
 
     def __post_init__(self) -> None:
         self.rank, self.world = self.call.rank, self.call.world
         self.share = 1 / self.world
-        self.context: Context = self.exchange.context(self.call)
         self.damage = self.unsound = torch.full((), FINE, device=self.gradient.device)
         self._own: tuple[Tensor, Tensor] | None = None  # what this rank wrote, as others read it
 
     def write(self, indices: Tensor, values: Tensor) -> Tensor:
         with self.meter.stage("encode"):
             data = self._encode(indices, values)
-            return self.exchange.form.write(indices, data, self.context.key(self.call.rank))
+            return self.form.write(indices, data, self.context.key(self.call.rank))
 
     def read(self, messages: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         with self.meter.stage("decode"):
@@ -96,20 +95,19 @@ class Desk:
     def _inspect(
         self, messages: Sequence[Tensor], entries: Sequence[tuple[Tensor, Tensor]], first: int
     ) -> Tensor:
-        return inspect(self.exchange.form, messages, entries, self.context.common, first)
+        return inspect(self.form, messages, entries, self.context.common, first)
 
     def _entries(self, message: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-        exchange = self.exchange
-        draw = Draw(exchange.scheme.seed, self.call.step, rank)
+        draw = Draw(self.seed, self.call.step, rank)
 
         def coordinates() -> Tensor:
-            if exchange.scheme.selector.coordination is Coordination.NEGOTIATED:
+            if self.selector.coordination is Coordination.NEGOTIATED:
                 assert self._own is not None
                 return self._own[0]
-            return exchange.scheme.selector.coordinates(exchange.segments, draw, message.device)
+            return self.selector.coordinates(self.form.segments, draw, message.device)
 
         key = draw.key(shared=False)
-        return read(exchange.form, message, coordinates, key, self.ledger.dtype)
+        return read(self.form, message, coordinates, key, self.ledger.dtype)
 
     def check(self, total: Total) -> Tensor:
         with self.meter.stage("decode"):
@@ -124,20 +122,19 @@ class Desk:
 
     def narrow(self, indices: Tensor, values: Tensor) -> Tensor:
         with self.meter.stage("encode"):
-            return self._encode(indices, values).view(self.exchange.scheme.values.dtype)
+            return self._encode(indices, values).view(self.form.values.dtype)
 
     def apply(self, entries: Sequence[tuple[Tensor, Tensor]], share: float) -> None:
         with self.meter.stage("decode"):
             kernel = kernels.on(self.gradient.device)
-            kernel.add_up(self.gradient, entries, share, self.exchange.segments)
+            kernel.add_up(self.gradient, entries, share, self.form.segments)
 
     def _encode(self, indices: Tensor, values: Tensor) -> Tensor:
         """Values as bytes; what the codec changed goes back into the ledger."""
-        form = self.exchange.form
-        key = Draw(self.exchange.scheme.seed, self.call.step, self.call.rank).key(shared=False)
-        data, values, errors = write(form, indices, values, key)
+        key = Draw(self.seed, self.call.step, self.call.rank).key(shared=False)
+        data, values, errors = write(self.form, indices, values, key)
         if errors is not None:
-            kernels.on(errors.device).put_back(self.ledger, indices, errors, form.segments)
+            kernels.on(errors.device).put_back(self.ledger, indices, errors, self.form.segments)
         self._own = (indices, values)
         return data
 
@@ -185,3 +182,19 @@ def inspect(
         entries = [(indices[:0], values) for indices, values in entries]
     kernel = kernels.on(messages[0].device)
     return kernel.inspect(messages, entries, key, first, form.nbytes, form.segments.size)
+
+
+def leave_out(unused: Sequence[Span], indices: Tensor, values: Tensor, segments: Segments) -> None:
+    """Send nothing of these parameters."""
+    names = {span.name for span in unused}
+    for span in segments.spans:
+        if span.name not in names:
+            continue
+        inside = (indices >= span.start) & (indices < span.stop)
+        values[: indices.numel()][inside] = 0
+        at = indices.numel()
+        for start, stop in segments.whole_runs:
+            low, high = max(start, span.start), min(stop, span.stop)
+            if low < high:
+                values[at + low - start : at + high - start] = 0
+            at += stop - start

@@ -17,7 +17,7 @@ from . import kernels
 from .collectives import Sharded
 from .collectives.sums import reduce_traffic
 from .council import Council
-from .desk import Call, Desk
+from .desk import Call, Desk, leave_out
 from .form import Form
 from .indices import EliasFano, Implied, IndexCodec
 from .kernels import Taken
@@ -255,19 +255,16 @@ class Exchange:
                 span for span, is_used in zip(self.segments.spans, used, strict=True) if not is_used
             ]
 
-        council = Council(self, call, gradient.device, work)
+        council = self._council(call, gradient.device, work)
         withdrawal = self._withdraw(gradient, before, after, call, council)
         taken = yield from meter.timed("select", withdrawal)
         meter.deposited[self.segments.spans] = taken.squares
         meter.unsound = taken.unsound
         self._count(taken, meter)
-        self.leave_out(unused, taken.indices, taken.values, self.segments)
+        leave_out(unused, taken.indices, taken.values, self.segments)
 
         shard = self.shard(call.rank, call.world)
-        desk = Desk(self, gradient, after[LEDGER], call, meter, work)
-        if shard is not None:
-            owned = before.get(OWNED), after[OWNED]
-            desk = ShardDesk(self, gradient, after[LEDGER], call, meter, work, *owned, unused)
+        desk = self.desk(gradient, before, after, call, meter, work, unused)
         desk.damage = council.damage
         yield from self.scheme.collective.meet(taken.indices, taken.values, desk)
         for span in unused:
@@ -276,6 +273,38 @@ class Exchange:
         self._narrow(after, kept, call, shard)
         unsound = torch.where(taken.unsound == FINE, desk.unsound, taken.unsound)
         return Finding(self.segments, desk.context, desk.damage, unsound)
+
+    def desk(
+        self,
+        gradient: Tensor,
+        before: Mapping[str, Tensor],
+        after: Mapping[str, Tensor],
+        call: Call,
+        meter: Meter,
+        work: Workspace,
+        unused: Sequence[Span] = (),
+    ) -> Desk:
+        """Return the desk where one rank's messages are written and read."""
+        scheme, world = self.scheme, call.world
+        parts = (self.form, scheme.selector, scheme.seed, call, self.context(call))
+        tensors = (gradient, after[LEDGER])
+        if OWNED not in scheme.collective.fields:
+            return Desk(*parts, *tensors, meter, work)
+        forms = (self.push_forms(world), self.pull_forms(world))
+        owned = (before.get(OWNED), after[OWNED])
+        return ShardDesk(*parts, *tensors, meter, work, self.shards(world), *forms, *owned, unused)
+
+    def _council(self, call: Call, device: torch.device, work: Workspace) -> Council:
+        return Council(
+            self.scheme.indices,
+            self.segments,
+            self.notice(call.world),
+            self.notice_bytes(call.world),
+            replace(self.context(call), is_ahead=True),
+            call,
+            device,
+            work,
+        )
 
     def _widened(self, fields: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The memory in the type that sums are made in: itself, or a copy."""
@@ -334,24 +363,6 @@ class Exchange:
         )
         memory.settle(after, taken.indices)
         return taken
-
-    @staticmethod
-    def leave_out(
-        unused: Sequence[Span], indices: Tensor, values: Tensor, segments: Segments
-    ) -> None:
-        """Send nothing of these parameters."""
-        names = {span.name for span in unused}
-        for span in segments.spans:
-            if span.name not in names:
-                continue
-            inside = (indices >= span.start) & (indices < span.stop)
-            values[: indices.numel()][inside] = 0
-            at = indices.numel()
-            for start, stop in segments.whole_runs:
-                low, high = max(start, span.start), min(stop, span.stop)
-                if low < high:
-                    values[at + low - start : at + high - start] = 0
-                at += stop - start
 
     def _undo(
         self,

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from . import kernels
-from .desk import Desk, inspect, read, write
+from .desk import Desk, inspect, leave_out, read, write
+from .form import Form
 from .kernels.counter import fold, join
 from .message import FINE, first_damage
 from .segments import Span
 from .selectors import Draw, Selector, TopK
+from .shards import Shards
 
 PUSH, PULL = 1, 2  # what keeps the messages of the two ways apart
 
@@ -30,13 +32,12 @@ class ShardDesk(Desk):
     nothing may be sent.
     """
 
+    shards: Shards
+    push_forms: Sequence[Form]
+    pull_forms: Sequence[Form]
     before: Tensor | None
     after: Tensor
-    unused: Sequence[Span] = ()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.shards = self.exchange.shards(self.call.world)
+    unused: Sequence[Span]
 
     def push(self, indices: Tensor, values: Tensor) -> Tensor:
         with self.meter.stage("encode"):
@@ -46,7 +47,7 @@ class ShardDesk(Desk):
             numbers = selected.index_select(0, sources)
             rows, errors = [], []
             lost = values.new_zeros(values.numel() - count)
-            for owner, form in enumerate(self.exchange.push_forms(self.call.world)):
+            for owner, form in enumerate(self.push_forms):
                 slots = slice(shards.slots[owner], shards.slots[owner + 1])
                 whole = shards.whole_sent(owner, device)
                 part = torch.cat([numbers[slots], values[count:][whole]])
@@ -76,12 +77,10 @@ class ShardDesk(Desk):
             kept.index_fill_(0, sources, 0)
         else:
             kept.index_copy_(0, sources, errors)
-        kernel.put_back(
-            self.ledger, indices, torch.cat([kept[:count], lost]), self.exchange.segments
-        )
+        kernel.put_back(self.ledger, indices, torch.cat([kept[:count], lost]), self.form.segments)
 
     def _all_sent(self, indices: Tensor, sources: Tensor) -> bool:
-        count, size = indices.numel(), self.exchange.segments.size
+        count, size = indices.numel(), self.form.segments.size
         if count and indices[-1] == size:  # "nowhere" comes last
             count = int(torch.searchsorted(indices, size))
         return int((sources < indices.numel()).count_nonzero()) == count
@@ -91,20 +90,20 @@ class ShardDesk(Desk):
         part, result = shards.part(rank), shards.result(rank)
         kernel = kernels.on(self.gradient.device)
         with self.meter.stage("decode"):
-            form = self.exchange.push_forms(self.call.world)[rank]
+            form = self.push_forms[rank]
             entries = [self._part(message, sender) for sender, message in enumerate(messages)]
             key = self._key(PUSH, rank)
             self._remember(first_damage(inspect(form, messages, entries, key, 0)))
             total = self.gradient.new_empty(part.size)
             kernel.add_up(total, entries, self.share, part)
         with self.meter.stage("select"):
-            draw = Draw(fold(self.exchange.scheme.seed, PULL), self.call.step, rank)
+            draw = Draw(fold(self.seed, PULL), self.call.step, rank)
             taken = self._selector.withdraw(self.before, total, self.after, result, draw)
             # what a damaged message brought is no sign of a bad gradient
             self.unsound = torch.where(self.damage == FINE, taken.unsound, FINE)
-            self.exchange.leave_out(self.unused, taken.indices, taken.values, result)
+            leave_out(self.unused, taken.indices, taken.values, result)
         with self.meter.stage("encode"):
-            form = self.exchange.pull_forms(self.call.world)[rank]
+            form = self.pull_forms[rank]
             dice = self._dice(PULL, rank)
             data, _, errors = write(form, taken.indices, taken.values, dice)
             if errors is not None:
@@ -116,8 +115,7 @@ class ShardDesk(Desk):
             shards, device = self.shards, self.gradient.device
             kernel = kernels.on(device)
             selected, found, whole = [], [], []
-            forms = self.exchange.pull_forms(self.call.world)
-            for owner, (form, message) in enumerate(zip(forms, messages, strict=True)):
+            for owner, (form, message) in enumerate(zip(self.pull_forms, messages, strict=True)):
                 dice = self._dice(PULL, owner)
                 entries = read(form, message, _never, dice, self.ledger.dtype)
                 found.append(inspect(form, [message], [entries], self._key(PULL), owner))
@@ -132,22 +130,20 @@ class ShardDesk(Desk):
     @property
     def _selector(self) -> Selector:
         """What an owner chooses by: the same rule, if it looks at magnitudes."""
-        selector = self.exchange.scheme.selector
+        selector = self.selector
         return TopK() if selector.coordination.is_seeded or self.shards.ratio == 1.0 else selector
 
     def _part(self, message: Tensor, sender: int) -> tuple[Tensor, Tensor]:
         """What a rank sent this owner."""
-        exchange, rank = self.exchange, self.call.rank
+        rank = self.call.rank
 
         def coordinates() -> Tensor:
-            draw = Draw(exchange.scheme.seed, self.call.step, sender)
-            all_of_them = exchange.scheme.selector.coordinates(
-                exchange.segments, draw, message.device
-            )
+            draw = Draw(self.seed, self.call.step, sender)
+            all_of_them = self.selector.coordinates(self.form.segments, draw, message.device)
             places, _ = kernels.on(message.device).deal(all_of_them, self.shards)
             return places[self.shards.slots[rank] : self.shards.slots[rank + 1]]
 
-        form = exchange.push_forms(self.call.world)[rank]
+        form = self.push_forms[rank]
         return read(form, message, coordinates, self._dice(PUSH, sender, rank), self.ledger.dtype)
 
     def _key(self, way: int, owner: int = 0, sender: int | None = None) -> int:
@@ -157,7 +153,7 @@ class ShardDesk(Desk):
 
     def _dice(self, way: int, *ranks: int) -> int:
         """What is random about writing one message."""
-        return fold(self.exchange.scheme.seed, self.call.step, way, *ranks)
+        return fold(self.seed, self.call.step, way, *ranks)
 
 
 def _never() -> Tensor:
