@@ -55,6 +55,11 @@ def test_explanation_says_why(text: str, collective: str, why: str) -> None:
     assert f"  collective   {collective}: {found.why}" in str(found)
 
 
+def test_more_bytes_than_dense_are_called_more() -> None:
+    text = str(sw.explain("TopK(1.0)", SHAPES, 8))
+    assert "in float32 (4.0x more)" in text
+
+
 @pytest.mark.parametrize(
     ("text", "workers", "better"),
     [

@@ -56,7 +56,7 @@ class Explanation:
         share = 100 * (self.selected + self.whole) / max(1, self.parameters)
         bits = 8 * message / max(1, self.parameters)
         ratio32, ratio16 = (
-            f"{dense / self.sent_bytes:.1f}x less" if self.sent_bytes else "nothing is sent"
+            _against(dense, self.sent_bytes)
             for dense in (self.dense_float32_bytes, self.dense_bfloat16_bytes)
         )
         traffic = (
@@ -129,6 +129,13 @@ def explain(
         talk=_talk(exchange, workers),
         advice=_advice(exchange, workers),
     )
+
+
+def _against(dense: int, sent: int) -> str:
+    """How much less is sent than by a dense exchange, or more."""
+    if not sent:
+        return "nothing is sent"
+    return f"{dense / sent:.1f}x less" if sent <= dense else f"{sent / dense:.1f}x more"
 
 
 def _talk(exchange: Exchange, workers: int) -> str:

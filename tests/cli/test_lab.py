@@ -123,6 +123,17 @@ def test_sigterm_is_passed_on(tmp_path: Path, started: list[Running]) -> None:
 
 
 @needs_lab
+def test_sigterm_ends_ranks_that_ignore_it(tmp_path: Path, started: list[Running]) -> None:
+    deaf = "[signal.signal(n, signal.SIG_IGN) for n in (2, 15)]; print('deaf'); time.sleep(5000)"
+    started.append(Running(tmp_path, deaf, "--no-check"))
+    wait_for(lambda: all("deaf" in started[0].log(rank) for rank in range(2)))
+    started[0].process.send_signal(signal.SIGTERM)
+    code, _, said = started[0].end()
+    assert code == 143
+    assert "press again" not in said
+
+
+@needs_lab
 def test_links_are_measured_and_shown(capfd: pytest.CaptureFixture[str]) -> None:
     for _ in range(5):  # measured again if the machine was busy with other things
         assert main(["lab", "--hosts", "1", "--rate", "50mbit"]) == 0

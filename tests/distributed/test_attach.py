@@ -158,6 +158,10 @@ def _refusals() -> dict[str, str]:
     refused("follow", model, "TopK(0.01)", follow_lr=True)
     refused("mode", model, "TopK(0.01)", on_nonfinite="ignore")
     refused("timeout", model, "TopK(0.01)", timeout=0)
+    refused("class", model, "TopK(0.01)", optimizer=torch.optim.SGD)
+    refused("parameters", model, "TopK(0.01)", optimizer=[*model.parameters()])
+    refused("another", model, "TopK(0.01)", optimizer=sgd(make_model()))
+    refused("scaler", model, "TopK(0.01)", scaler=True)
     sw.attach(model, corrected, optimizer=sgd(model)).detach()
     return found
 
@@ -175,6 +179,10 @@ def test_what_cannot_work_is_refused_with_a_remedy(two: Cluster) -> None:
         "follow": "optimizer=optimizer",
         "mode": "'skip'",
         "timeout": "above 0",
+        "class": "torch.optim.SGD(model.parameters(), lr=0.1)",
+        "parameters": "torch.optim.SGD(model.parameters(), lr=0.1)",
+        "another": "pass the one that steps it",
+        "scaler": "the GradScaler of the training loop",
     }
     assert found.keys() == remedies.keys()
     for key, remedy in remedies.items():

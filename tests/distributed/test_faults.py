@@ -124,6 +124,22 @@ def _other_choice(others: dict[str, Any], odd: dict[str, Any]) -> str:
     return "attached"
 
 
+def _optimizer_on_one_rank() -> str:
+    """A skip would then move nothing on that rank, and momentum on the others."""
+    model = DDP(make_model(), bucket_cap_mb=CAP)
+    optimizer = sgd(model) if dist.get_rank() == 1 else None
+    try:
+        sw.attach(model, "TopK(0.05)", on_nonfinite="skip", optimizer=optimizer)
+    except sw.DisagreementError as error:
+        return str(error)
+    return "attached"
+
+
+def test_an_optimizer_on_one_rank_alone_is_found_out(four: Cluster) -> None:
+    for message in four.run(_optimizer_on_one_rank):
+        assert "rank 1 of 4 disagrees with the others on the scheme, or on attach's" in message
+
+
 @pytest.mark.parametrize("odd", [{"scheme": "TopK(0.06)"}, {"on_nonfinite": "skip"}], ids=str)
 def test_another_choice_is_found_out_at_attach(four: Cluster, odd: dict[str, Any]) -> None:
     others = {"scheme": "TopK(0.05)"}

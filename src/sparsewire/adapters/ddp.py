@@ -22,7 +22,13 @@ from ..scheme import AnyScheme, as_scheme
 from ..selectors import Selector
 from . import saved
 from .handshake import handshake
-from .model import check_momentum, find_ddp, named_parameters, warn_of_adaptive
+from .model import (
+    check_momentum,
+    check_optimizer,
+    find_ddp,
+    named_parameters,
+    warn_of_adaptive,
+)
 from .pipeline import Pipeline
 from .scaling import Scaling
 from .slot import Slot, slot_of
@@ -45,7 +51,9 @@ def attach(
     Arguments:
         model: a `DistributedDataParallel` module, as it is or wrapped by a compiler or framework.
         scheme: a `Scheme`, a selector such as `TopK(0.01)`, or either one's text.
-        optimizer: needed by `MomentumCorrection`, `follow_lr` and a skip that moves nothing at all.
+        optimizer: the one that steps this model, on all ranks or on none. `MomentumCorrection` and
+            `follow_lr` need it, and so does `on_nonfinite='skip'` where a skipped step is to move
+            nothing at all, or where a rank may leave it out by itself.
         follow_lr: rescale the memory when the learning rate changes, so that what was held back is
             applied at the rate it was computed with, as in Algorithm 1 (γ inside the memory).
         scaler: the `GradScaler`, if one is used: it gets to see overflows, and the memory follows
@@ -63,6 +71,7 @@ def attach(
     ddp = find_ddp(model)
     chosen = as_scheme(scheme)
     parameters = named_parameters(ddp.module)
+    check_optimizer(optimizer, parameters.values())
     check_momentum(chosen.memory, optimizer)
     if follow_lr and optimizer is None:
         raise AttachError("follow_lr needs the optimizer: attach(…, optimizer=optimizer)")
@@ -78,6 +87,8 @@ def attach(
         raise AttachError(
             f"within_dtype is a floating-point type, such as torch.bfloat16, not {within_dtype!r}"
         )
+    if scaler is not None and not hasattr(scaler, "is_enabled"):
+        raise AttachError(f"scaler is the GradScaler of the training loop, not {scaler!r}")
     if scaler is not None and not scaler.is_enabled():
         scaler = None  # it would let every number through
     slot = slot_of(ddp)
@@ -86,7 +97,8 @@ def attach(
     device = next(iter(parameters.values())).device
     kernels.prepare(device.type)  # before the ranks meet, who would wait for it
     group = DistributedGroup(ddp.process_group, timeout, device)
-    options = f"{on_nonfinite} {scaler is None} {follow_lr} {within is None} {within_dtype}"
+    without = (scaler is None, follow_lr, within is None, within_dtype, optimizer is None)
+    options = f"{on_nonfinite} {without}"
     handshake(group, chosen, parameters, options)
     node = None if within is None else Node(within, within_dtype, group, device)
     scaling = Scaling(parameters, optimizer if follow_lr else None, scaler)

@@ -83,6 +83,23 @@ def gradient_views(buffer: Tensor, parameters: Iterable[Tensor]) -> list[Tensor]
     return views
 
 
+def check_optimizer(optimizer: object, parameters: Iterable[Tensor]) -> None:
+    """Refuse what does not step this model."""
+    if optimizer is None:
+        return
+    groups = getattr(optimizer, "param_groups", None)
+    if not isinstance(groups, list) or not hasattr(optimizer, "register_step_pre_hook"):
+        raise AttachError(
+            f"optimizer is a torch optimizer such as torch.optim.SGD(model.parameters(), lr=0.1), "
+            f"not {type(optimizer).__name__} {optimizer!r:.60}"
+        )
+    mine = {id(parameter) for parameter in parameters}
+    if not any(id(p) in mine for group in groups for p in group["params"]):
+        raise AttachError(
+            "the optimizer has none of this model's parameters: pass the one that steps it"
+        )
+
+
 def check_momentum(memory: Memory, optimizer: torch.optim.Optimizer | None) -> None:
     """Momentum belongs in the memory or in the optimizer, not in both."""
     if not isinstance(memory, MomentumCorrection):

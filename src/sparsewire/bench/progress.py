@@ -5,6 +5,7 @@ All of it goes to standard error; standard output is for results.
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
 from types import TracebackType
@@ -106,7 +107,7 @@ class Lines(Progress):
         super().done()
         self._print(
             f"  {self.taken}/{self.turns}  round {self.round + 1}  {self.contender}  "
-            f"{say_seconds(self._steps[-1])}/step{_estimate(self.left)}"
+            f"{say_seconds(statistics.median(self._steps))}/step{_estimate(self.left)}"
         )
 
     def failed(self, contender: str, reason: str, missed: int) -> None:

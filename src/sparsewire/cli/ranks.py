@@ -35,9 +35,13 @@ def run(place: Lab | Loopback, command: Sequence[str], port: int, logs: Path) ->
             time.sleep(_TICK)
             failure = None if asked else crew.failure()
             if interrupts.count and not asked:
-                print("stopping; press again to stop at once", file=sys.stderr, flush=True)
+                at_terminal = interrupts.last == signal.SIGINT
+                hint = "; press again to stop at once" if at_terminal else ""
+                print(f"stopping{hint}", file=sys.stderr, flush=True)
                 crew.signal(interrupts.last)
                 asked = True
+                if not at_terminal:  # nobody is there to press anything
+                    deadline = time.monotonic() + _GRACE
             if failure and deadline == math.inf:
                 crew.signal(signal.SIGTERM)
             if deadline == math.inf and (failure or (asked and crew.left())):
