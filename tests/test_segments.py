@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 
 import sparsewire as sw
-from sparsewire.kernels.counter import name_key
+from sparsewire.randomness import name_key
 from sparsewire.segments import SEEN, Piece, Segments, Span
 
 from .laws.cases import CPU, LAWFUL

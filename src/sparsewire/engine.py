@@ -21,7 +21,6 @@ from .desk import Call, Desk, leave_out
 from .form import Form
 from .indices import EliasFano, Implied, IndexCodec
 from .kernels import Taken
-from .kernels.counter import fold, name_key
 from .memory import LEDGER
 from .message import (
     FINE,
@@ -37,6 +36,7 @@ from .message import (
     settle,
 )
 from .meter import Meter
+from .randomness import fold, name_key
 from .requests import Routine, all_gather, broadcast_traffic, gather_traffic
 from .scheme import Scheme
 from .segments import Segments, Span

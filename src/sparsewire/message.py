@@ -19,7 +19,7 @@ from torch import Tensor
 
 from . import kernels
 from .errors import DamageError, DisagreementError
-from .kernels.counter import digest_int, fold, join, signed
+from .randomness import digest_int, fold, join, signed
 from .segments import Segments
 
 MAGIC = b"SPWR"

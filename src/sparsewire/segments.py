@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from .kernels.counter import name_key
+from .randomness import name_key
 
 Scope = Literal["layer", "global"] | int
 Shape = Sequence[int]

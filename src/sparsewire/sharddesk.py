@@ -15,8 +15,8 @@ from torch import Tensor
 from . import kernels
 from .desk import Desk, inspect, leave_out, read, write
 from .form import Form
-from .kernels.counter import fold, join
 from .message import FINE, first_damage
+from .randomness import fold, join
 from .segments import Span
 from .selectors import Draw, Selector, TopK
 from .shards import Shards

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsewire.kernels import Kernels, Taken, counter, reference
+from sparsewire import randomness
+from sparsewire.kernels import Kernels, Taken, reference
 from sparsewire.segments import Scope, Segments
 from sparsewire.selectors import TopBlock
 from sparsewire.shards import Shards
@@ -550,7 +551,7 @@ def check_inspect(kernels: Kernels, device: torch.device, size: int) -> None:
     bodies = torch.randint(0, 256, (5, 8 * size + 8), dtype=torch.uint8, generator=generator)
     messages, entries = [], []
     for number, body in enumerate(bodies):
-        digest = reference.digest(body[:-8], counter.join(7, number + 2))
+        digest = reference.digest(body[:-8], randomness.join(7, number + 2))
         body[-8:] = digest.view(1).view(torch.uint8)
         messages.append(body)
         entries.append((torch.arange(0, 2 * size, 2), values.clone()))

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Protocol, cast
 import torch
 from torch import Tensor
 
+from ..segments import Segments
+
 if TYPE_CHECKING:
-    from ..segments import Segments
     from ..shards import Shards
 
 log = logging.getLogger("sparsewire.kernels")
@@ -179,7 +180,7 @@ class Kernels(Protocol):
         """A row of bools for every message: whether its last eight bytes are the digest of the
         others, its indices are ascending, its values are finite, and it has `nbytes`.
 
-        They are numbered from `first`, and `counter.join(key, number)` is the key of a digest.
+        They are numbered from `first`, and `randomness.join(key, number)` is the key of a digest.
         """
 
 
@@ -208,7 +209,6 @@ def prepare(kind: str) -> None:
 
 
 def _try_all(kernels: Kernels, device: torch.device) -> None:
-    from ..segments import Segments
     from ..shards import Shards
 
     segments = Segments.cut({"a": (96, 64), "b": (64,)}, _Tenth(), whole=100)

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from .counter import name_key
+from ..randomness import name_key
 
 CARD = 16  # coordinates: a cache line of float32
 

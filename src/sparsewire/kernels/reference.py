@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from . import Taken, counter
+from .. import randomness
+from ..randomness import below, fold, join, mix, name_key, signed, stream
+from ..segments import Segments
+from . import Taken
 from .bits import ascending_flags, find_flags, pack, packed_bytes, set_flags, unpack
 from .blocks import BlockTable
 from .cards import CARD, rotation
-from .counter import below, fold, join, mix, name_key, signed, stream
 
 if TYPE_CHECKING:
-    from ..segments import Segments
     from ..shards import Shards
 
 __all__ = [
@@ -358,7 +359,7 @@ def _numbers(segments: Segments, device: torch.device) -> Tensor:
 
 
 def digest(data: Tensor, key: int) -> Tensor:
-    return counter.digest(data.view(torch.int64), key)
+    return randomness.digest(data.view(torch.int64), key)
 
 
 def is_ascending(indices: Tensor, size: int) -> Tensor:

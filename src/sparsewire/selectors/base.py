@@ -15,8 +15,8 @@ from torch import Tensor
 from .. import kernels
 from ..errors import SchemeError
 from ..kernels import Taken
-from ..kernels.counter import fold
 from ..notation import Part
+from ..randomness import fold
 from ..segments import Segments
 
 DEFAULT_RATIO = 0.01  # what both papers send

@@ -16,7 +16,7 @@ from torch import Tensor
 from .. import kernels
 from ..errors import SchemeError
 from ..kernels import bits as packing
-from ..kernels.counter import mix, stream
+from ..randomness import mix, stream
 from ..segments import Segments, Span
 from .base import Place, ValueCodec, from_bytes, to_bytes
 

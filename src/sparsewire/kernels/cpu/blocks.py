@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from torch import Tensor
 
+from ...segments import Segments
 from .. import reference
 from ..blocks import BlockTable
 from .jit import CPU, Array, array, is_flat, jit, parts_for, share_out
 from .numbers import INFINITE, PLAIN, kth_magnitude, reaching, widen
 from .withdraw import is_addable, sources_of
-
-if TYPE_CHECKING:
-    from ...segments import Segments
 
 
 def block_norms(before: Tensor | None, addend: Tensor, segments: Segments, block: int) -> Tensor:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ...randomness import join, mix_int
+from ...segments import Segments
 from .. import reference
 from ..bits import ascending_flags, packed_bytes
-from ..counter import join, mix_int
 from .jit import GAMMA, Array, array, is_flat, jit, mix
 from .numbers import INFINITE, MAGNITUDE
 from .stripes import bits_set, lowest_bit
-
-if TYPE_CHECKING:
-    from ...segments import Segments
 
 _MASK = (1 << 64) - 1
 

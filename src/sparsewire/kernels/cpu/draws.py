@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..counter import signed
+from ...randomness import signed
+from ...segments import Segments
 from .jit import CPU, Array, array, jit, mix
 from .stripes import bits_set, lowest_bit
-
-if TYPE_CHECKING:
-    from ...segments import Segments
 
 _POSITIVE = np.uint64((1 << 63) - 1)
 BATCH = 256

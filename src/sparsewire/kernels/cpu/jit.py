@@ -58,7 +58,7 @@ def jit(function: Function) -> Function:
 
 @jit
 def mix(word: Any) -> Any:
-    """One SplitMix64 step; the twin of `counter.mix`."""
+    """One SplitMix64 step; the twin of `randomness.mix`."""
     word = word + GAMMA
     word = (word ^ (word >> np.uint64(30))) * _MUL1
     word = (word ^ (word >> np.uint64(27))) * _MUL2

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ...segments import Segments
 from .. import reference
 from .jit import Array, array, is_flat, jit, parts_for, share_out
 from .stripes import (
@@ -19,9 +19,6 @@ from .stripes import (
     float32_at,
     int64_at,
 )
-
-if TYPE_CHECKING:
-    from ...segments import Segments
 
 _BLOCK = 4096  # coordinates of the result that stay in the cache
 _LARGE = 1 << 21  # coordinates of a result that the cache cannot hold until it is used

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ...randomness import signed
+from ...segments import Segments
 from .. import Taken, reference
-from ..counter import signed
 from . import floors, numbers, walk
 from .coding import rises
 from .jit import CPU, Array, array, is_flat, parts_for, share_out
-
-if TYPE_CHECKING:
-    from ...segments import Segments
 
 _KINDS = {
     torch.float32: numbers.PLAIN,

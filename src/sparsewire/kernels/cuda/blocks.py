@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from ...segments import Segments
 from .. import reference
 from ..blocks import BlockTable
 from .launch import run
 from .norms import add_squares
 from .withdraw import is_addable
-
-if TYPE_CHECKING:
-    from ...segments import Segments
 
 _HELD = 4096  # coordinates of one program
 _LONGEST = 1 << 14  # block that one program can hold

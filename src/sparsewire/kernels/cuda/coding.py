@@ -8,9 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ...randomness import mix_int, signed
 from .. import reference
 from ..bits import packed_bytes
-from ..counter import mix_int, signed
 from .deposit import round_at_random
 from .launch import run
 from .plan import BLOCK, TILE

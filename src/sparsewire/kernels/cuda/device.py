@@ -38,7 +38,7 @@ def magnitude(values):
 
 @triton.jit
 def mix(words):
-    """The twin of `counter.mix`."""
+    """The twin of `randomness.mix`."""
     words = words + -7046029254386353131
     words = (words ^ ((words >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
     words = (words ^ ((words >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
@@ -47,7 +47,7 @@ def mix(words):
 
 @triton.jit
 def below(words, bounds):
-    """The twin of `counter.below`."""
+    """The twin of `randomness.below`."""
     return (words & 0x7FFFFFFFFFFFFFFF) % bounds
 
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-from ..counter import signed
+from ...randomness import signed
+from ...segments import Segments
 from .draw import count_drawn, draw_rest, draw_round, write_drawn, write_runs
 from .launch import run
 from .plan import BLOCK, plan_of
-
-if TYPE_CHECKING:
-    from ...segments import Segments
 
 _ROUNDS = 3  # of draws that run in parallel
 

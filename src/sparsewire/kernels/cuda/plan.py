@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from ...segments import Segments
+from ...segments import Segments
 
 TILE = 4096  # coordinates of one program; its tile never crosses a multiple of this
 GROUP = 16  # tiles of one program that only looks at what is listed

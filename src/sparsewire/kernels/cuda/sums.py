@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ...segments import Segments
 from .. import reference
 from .add import COLUMNS, add_messages, find_bounds, put_entries
 from .launch import run
 from .plan import BLOCK, CHUNK, LANES, plan_of
-
-if TYPE_CHECKING:
-    from ...segments import Segments
 
 _MESSAGES = 32  # searched in one launch
 _SEARCHES = 128  # of one program

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ...randomness import mix_int, signed
+from ...segments import Segments
 from .. import Taken, reference
-from ..counter import mix_int, signed
 from .deposit import deposit, gather
 from .launch import Arguments, again, run
 from .plan import BLOCK, CHUNK, HELD, LANES, STATE, Plan, Sample, plan_of, sample_of
 from .rank import count_over, deposit_again, rank, withdraw
 from .sample import bisect_sample, rank_sample
-
-if TYPE_CHECKING:
-    from ...segments import Segments
 
 _ADDENDS = (torch.float32, torch.bfloat16, torch.float16)
 _BY_LIST = (8, 8, 7)  # bits of what a magnitude has over the floor, digit by digit

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import torch
 from hypothesis import given
 
-from sparsewire.kernels.counter import (
+from sparsewire.randomness import (
     below,
     digest,
     digest_int,
@@ -17,7 +17,7 @@ from sparsewire.kernels.counter import (
     stream,
 )
 
-from ..laws.cases import LAWFUL
+from .laws.cases import LAWFUL
 
 words = st.integers(-(2**63), 2**63 - 1)
 
