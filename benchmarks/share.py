@@ -29,8 +29,8 @@ from sparsewire.engine import Exchange
 from sparsewire.groups.simulated import SimulatedGroup
 from sparsewire.kernels import SWITCH
 from sparsewire.meter import Meter
-from sparsewire.tasks import mnist
-from sparsewire.tasks.models import Transformer, resnet18
+from sparsewire.tools.tasks import mnist
+from sparsewire.tools.tasks.models import Transformer, resnet18
 from sparsewire.workspace import Workspace
 
 Batch = tuple[Tensor, Tensor]

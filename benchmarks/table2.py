@@ -27,7 +27,7 @@ from sparsewire.desk import Call
 from sparsewire.engine import Exchange
 from sparsewire.groups.simulated import SimulatedGroup, results_of
 from sparsewire.meter import Meter
-from sparsewire.tasks.models import resnet18
+from sparsewire.tools.tasks.models import resnet18
 from sparsewire.workspace import Workspace
 
 WORKERS = 8

@@ -26,7 +26,7 @@ from sparsewire.message import HEADER_BYTES, VERDICT_BYTES, is_sealed, seal
 from sparsewire.meter import Meter
 from sparsewire.segments import Segments
 from sparsewire.selectors import Draw
-from sparsewire.tasks import mnist
+from sparsewire.tools.tasks import mnist
 from sparsewire.workspace import Workspace
 
 COLUMNS = 1000

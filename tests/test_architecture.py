@@ -13,7 +13,8 @@ import pytest
 import sparsewire as sw
 
 ROOT = Path(sw.__file__).parent
-FILES = sorted(ROOT.rglob("*.py"))
+PAPERS = Path(__file__).parents[1] / "papers"
+FILES = [*sorted(ROOT.rglob("*.py")), *sorted(PAPERS.rglob("*.py"))]
 PARTS = {"selectors", "values", "indices", "memory", "collectives"}
 
 # An area imports from lower levels only, and from itself where it is a folder.
@@ -23,7 +24,6 @@ LEVELS = {
     "randomness": 0,
     "segments": 1,
     "kernels": 2,
-    "lab": 1,
     "meter": 3,
     "requests": 3,
     "workspace": 1,
@@ -41,11 +41,14 @@ LEVELS = {
     "groups": 9,
     "explanation": 9,
     "adapters": 10,
-    "bench": 11,
-    "tasks": 10,
     "": 11,  # the package itself
-    "papers": 12,
-    "cli": 13,
+    "tools": 0,  # an empty package
+    "tools.lab": 1,  # although it is a tool: it needs nothing but errors
+    "tools.tasks": 12,
+    "tools.bench": 13,
+    "tools.cli": 14,
+    "papers.tasks": 15,
+    "papers": 16,
 }
 NEIGHBOURS = {
     ("kernels", "shards"),  # for its type alone
@@ -53,9 +56,30 @@ NEIGHBOURS = {
 
 
 def area_of(path: Path) -> str:
-    """The module or folder directly under the package; '' for its __init__."""
-    first = path.relative_to(ROOT).parts[0].removesuffix(".py")
-    return "" if first == "__init__" else first
+    """The module or folder directly under the package, or under `tools`; '' for its __init__."""
+    stem = "" if path.stem == "__init__" else path.stem
+    return area_of_name(".".join((*package_of(path), stem)))
+
+
+def area_of_name(name: str) -> str:
+    """The area that a full name belongs to."""
+    package, first, second, *_ = *name.split("."), "", ""
+    if package == "papers":
+        return "papers.tasks" if first == "tasks" else "papers"
+    if first == "tools":
+        return f"tools.{second}" if second else first
+    return first if (ROOT / first).is_dir() or (ROOT / f"{first}.py").exists() else ""
+
+
+def is_library(area: str) -> bool:
+    """Whether an area is in the package and no tool."""
+    return area.partition(".")[0] not in ("tools", "papers")
+
+
+def package_of(path: Path) -> tuple[str, ...]:
+    """The names of the package that a file lies in."""
+    place = ROOT if path.is_relative_to(ROOT) else PAPERS
+    return path.relative_to(place.parent).parts[:-1]
 
 
 def imports(source: str, package: str) -> Iterator[tuple[str, bool]]:
@@ -74,19 +98,13 @@ def imports(source: str, package: str) -> Iterator[tuple[str, bool]]:
 
 
 def imports_of(path: Path) -> list[tuple[str, bool]]:
-    package = ".".join(("sparsewire", *path.relative_to(ROOT).parts[:-1]))
-    return list(imports(path.read_text(), package))
+    return list(imports(path.read_text(), ".".join(package_of(path))))
 
 
 def inner_areas(path: Path) -> set[str]:
-    """The package's areas that a file imports from."""
-    found = set()
-    for name, _ in imports_of(path):
-        package, _, rest = name.partition(".")
-        if package == "sparsewire":
-            first = rest.split(".")[0]
-            found.add(first if (ROOT / first).is_dir() or (ROOT / f"{first}.py").exists() else "")
-    return found
+    """The areas of the package and of `papers` that a file imports from."""
+    names = [name for name, _ in imports_of(path)]
+    return {area_of_name(n) for n in names if n.split(".")[0] in ("sparsewire", "papers")}
 
 
 def mentions(path: Path, *packages: str) -> bool:
@@ -108,7 +126,7 @@ def outside(*areas: str) -> list[Path]:
 
 
 def short(path: Path) -> str:
-    return str(path.relative_to(ROOT))
+    return str(path.relative_to(ROOT if path.is_relative_to(ROOT) else PAPERS.parent))
 
 
 def test_import_reader() -> None:
@@ -140,6 +158,26 @@ def test_imports_point_downwards(path: Path) -> None:
         assert lower or (area, other) in NEIGHBOURS, f"{area} may not import {other}"
 
 
+@pytest.mark.parametrize("path", FILES, ids=short)
+def test_the_library_knows_neither_tools_nor_papers(path: Path) -> None:
+    if is_library(area_of(path)):
+        assert all(is_library(other) for other in inner_areas(path))
+
+
+def test_areas_have_names() -> None:
+    """Of files, and of what they import."""
+    assert area_of(ROOT / "__init__.py") == ""
+    assert area_of(ROOT / "errors.py") == "errors"
+    assert area_of(ROOT / "groups" / "__init__.py") == "groups"
+    assert area_of(ROOT / "tools" / "__init__.py") == "tools"
+    assert area_of(ROOT / "tools" / "bench" / "race" / "plan.py") == "tools.bench"
+    assert area_of(PAPERS / "tasks" / "cifar10.py") == "papers.tasks"
+    assert area_of(PAPERS / "studies" / "beyond.py") == "papers"
+    assert area_of_name("sparsewire.attach") == ""
+    assert area_of_name("sparsewire.tools.lab.Lab") == "tools.lab"
+    assert area_of_name("papers.reproduce.run") == "papers"
+
+
 def test_every_module_has_its_level() -> None:
     assert {area_of(path) for path in FILES} == set(LEVELS)
 
@@ -160,13 +198,18 @@ def test_core_looks_as_the_design_says() -> None:
         ("engine", "scheme"),
         ("adapters", "engine"),
         ("adapters", "groups"),
-        ("cli", ""),
+        ("tools.cli", ""),
+        ("tools.cli", "tools.lab"),
+        ("papers", "tools.bench"),
+        ("papers", "papers.tasks"),
     }
     found = {(area_of(path), other) for path in FILES for other in inner_areas(path)}
     assert arrows <= found
 
 
-@pytest.mark.parametrize("path", outside("groups", "adapters", "bench", "cli"), ids=short)
+@pytest.mark.parametrize(
+    "path", outside("groups", "adapters", "tools.bench", "tools.cli"), ids=short
+)
 def test_process_groups_only_at_the_edge(path: Path) -> None:
     assert not mentions(
         path, "torch.distributed", "torch._C._distributed_c10d", "torch.nn.parallel"
@@ -188,7 +231,7 @@ def test_compilers_are_imported_only_in_their_own_folders(path: Path) -> None:
             assert short(path).startswith((*cpu, *cuda))
 
 
-@pytest.mark.parametrize("path", outside("bench", "papers", "cli"), ids=short)
+@pytest.mark.parametrize("path", outside("tools.bench", "tools.cli", "papers"), ids=short)
 def test_packages_for_people_only_in_the_command_line(path: Path) -> None:
     assert not mentions(path, "rich", "tyro", "matplotlib")
 
@@ -197,11 +240,11 @@ def test_packages_for_people_only_in_the_command_line(path: Path) -> None:
 def test_libraries_of_one_task_are_imported_there_and_when_used(path: Path) -> None:
     for name, at_top in imports_of(path):
         if name.split(".")[0] in {"sentencepiece", "sacrebleu"}:
-            assert short(path) == "tasks/translation.py"
+            assert short(path) == "papers/tasks/translation.py"
             assert not at_top
 
 
-@pytest.mark.parametrize("path", outside("cli", "tasks"), ids=short)
+@pytest.mark.parametrize("path", outside("tools.cli", "tools.tasks", "papers.tasks"), ids=short)
 def test_random_numbers_come_from_the_counter(path: Path) -> None:
     calls = {ast.unparse(n.func) for n in ast.walk(tree_of(path)) if isinstance(n, ast.Call)}
     drawing = {"manual_seed", "rand", "randn", "randint", "randperm", "bernoulli", "multinomial"}

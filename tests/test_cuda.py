@@ -19,15 +19,16 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import sparsewire as sw
+from papers.problems import Cifar10, Mnist
+from papers.recipe import Recipe
+from papers.tasks import cifar10
+from papers.trainer import Trainer
 from sparsewire.adapters import capture
 from sparsewire.adapters.simulation import Simulation
 from sparsewire.desk import Call
 from sparsewire.engine import Exchange, Finding, Unsound, agree
 from sparsewire.meter import Meter
-from sparsewire.papers.problems import Cifar10, Mnist
-from sparsewire.papers.recipe import Recipe
-from sparsewire.papers.trainer import Trainer
-from sparsewire.tasks import cifar10, mnist
+from sparsewire.tools.tasks import mnist
 from sparsewire.workspace import Workspace
 
 SCHEMES = [

@@ -245,7 +245,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_files_that_are_named_exist() -> None:
     tests = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
     for page in PAGES:
-        for name in re.findall(r"`((?:src|tests|docs|data|benchmarks)/[\w./]*)`", _prose(page)):
+        for name in re.findall(
+            r"`((?:src|tests|docs|data|benchmarks|papers(?!/PAPER))/[\w./]*)`", _prose(page)
+        ):
             assert (ROOT / name).exists(), f"{page.name}: {name} does not exist"
         assert tests >= set(re.findall(r"`(test_\w+\.py)`", _prose(page)))
 
@@ -283,19 +285,20 @@ def test_scheme_texts_can_be_read(where: str, text: str) -> None:
 
 def _commands(name: str) -> Iterator[tuple[str, list[str]]]:
     """Every command line of a program that a page shows, without the program's name."""
-    for page in PAGES:
+    for page in (*PAGES, *sorted(ROOT.glob("papers/*/README.md"))):
         shown = re.findall(rf"`({name} [^`]+)`", _prose(page))
         for block in _blocks(page):
             if block.language == "bash":
                 shown += [ln for ln in block.text.splitlines() if re.match(rf"{name}\b", ln)]
         for line in shown:
-            yield page.name, shlex.split(line, comments=True)[1:]
+            words = shlex.split(line, comments=True)[len(name.split()) :]
+            yield str(page.relative_to(ROOT)), words
 
 
 def test_command_lines_are_understood() -> None:
     pytest.importorskip("tyro")
-    from sparsewire.cli.options import COMMANDS, GROUPS
-    from sparsewire.cli.parse import parse
+    from sparsewire.tools.cli.options import COMMANDS, GROUPS
+    from sparsewire.tools.cli.parse import parse
 
     for page, words in _commands("sparsewire"):
         if words[0] == "COMMAND" or words[0].startswith("-"):
@@ -306,6 +309,21 @@ def test_command_lines_are_understood() -> None:
                 parse(words)
             except Exception as error:
                 pytest.fail(f"{page}: sparsewire {shlex.join(words)}: {error}")
+
+
+def test_study_commands_are_understood() -> None:
+    from papers.__main__ import parser
+    from papers.studies import STUDIES
+
+    commands = list(_commands("python -m papers"))
+    assert len(commands) > 20
+    for page, words in commands:
+        if "--help" in words:
+            continue
+        given = parser().parse_args(words)
+        assert given.name is None or given.name in STUDIES, f"{page}: no study {given.name}"
+        if given.name is not None and given.recipe is not None:
+            assert given.recipe in STUDIES[given.name].recipes, f"{page}: no recipe {given.recipe}"
 
 
 def test_make_targets_exist() -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 import urllib.error
 import urllib.request
@@ -230,6 +231,24 @@ def test_the_description_leads_nowhere_wrong(metadata: email.message.Message) ->
     assert isinstance(description, str)
     assert description.startswith("# sparsewire\n")
     assert not RELATIVE_LINK.search(description)
+
+
+@pytest.mark.xdist_group("packages")
+def test_the_wheel_holds_the_library_and_its_tools_alone(packages: Sequence[Path]) -> None:
+    with zipfile.ZipFile(packages[1]) as wheel:
+        names = wheel.namelist()
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"sparsewire"}
+    folders = {name.split("/")[1] for name in names if name.startswith("sparsewire/")}
+    assert "tools" in folders
+    assert not folders & {"papers", "tests", "benchmarks"}
+
+
+@pytest.mark.xdist_group("packages")
+def test_the_source_archive_holds_the_papers(packages: Sequence[Path]) -> None:
+    with tarfile.open(packages[0]) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    assert {"papers/__main__.py", "papers/aji2017/README.md"} <= names
 
 
 @pytest.mark.xdist_group("packages")

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 SCHEMES = {
     "Dense()": "dense",
@@ -27,9 +28,17 @@ SCHEMES = {
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B87E00")
 
 
-def train(seed: int, epochs: int, workers: int, folder: Path) -> dict[str, dict[str, object]]:
+def train(seed: int, epochs: int, workers: int, folder: Path) -> dict[str, dict[str, Any]]:
     """One seed: every scheme's summary, by the text it was asked for with."""
-    command = [sys.executable, "-m", "sparsewire.cli", "compare", "mnist", "--schemes", *SCHEMES]
+    command = [
+        sys.executable,
+        "-m",
+        "sparsewire.tools.cli",
+        "compare",
+        "mnist",
+        "--schemes",
+        *SCHEMES,
+    ]
     options = ["--seed", str(seed), "--epochs", str(epochs), "--workers", str(workers)]
     subprocess.run(
         [*command, *options, "--out", str(folder)], check=True, stdout=subprocess.DEVNULL

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparsewire.papers import clock
-from sparsewire.papers.clock import FIRST, MANY, Clock
+from papers import clock
+from papers.clock import FIRST, MANY, Clock
 
 
 @pytest.mark.parametrize("warmup", [0, 25])

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 import sparsewire as sw
-from sparsewire.papers.problems import Shelf
-from sparsewire.papers.recipe import Recipe
-from sparsewire.papers.trainer import Trainer
-from sparsewire.tasks import cifar10, translation
-from sparsewire.tasks.idx import DataError
-from tests.tasks import idxfile, textpairs
-from tests.tasks.test_cifar10 import write_binary
+from papers.problems import Shelf
+from papers.recipe import Recipe
+from papers.tasks import cifar10, translation
+from papers.trainer import Trainer
+from sparsewire.tools.tasks.idx import DataError
+from tests.papers.tasks import textpairs
+from tests.papers.tasks.test_cifar10 import write_binary
+from tests.tools.tasks import idxfile
 
 CPU = torch.device("cpu")
 DIGITS = Recipe("mnist", 2, 4, 1, "adagrad", 0.01, hidden=(16,), normalised=True, limit=20)

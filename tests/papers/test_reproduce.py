@@ -13,19 +13,21 @@ from typing import Any
 
 import pytest
 
-from sparsewire.cli import main
-from sparsewire.papers import aji2017_translation, picture, reproduce
-from sparsewire.papers.catalogue import STUDIES
-from sparsewire.papers.recipe import Cell, Place, Recipe, Study
-from sparsewire.papers.reproduce import Request, RequestError
-from sparsewire.papers.store import SCHEMA, Store, StoreError
-from sparsewire.papers.table import Board
-from sparsewire.papers.trainer import Trainer
-from sparsewire.tasks import translation
-from sparsewire.tasks.idx import DataError
-from tests.cli.conftest import environment, run
-from tests.tasks import idxfile, textpairs
+from papers import picture, reproduce
+from papers.__main__ import main
+from papers.recipe import Cell, Place, Recipe, Study
+from papers.reproduce import Request, RequestError
+from papers.store import SCHEMA, Store, StoreError
+from papers.studies import STUDIES, aji2017_translation
+from papers.table import Board
+from papers.tasks import translation
+from papers.trainer import Trainer
+from sparsewire.tools.tasks.idx import DataError
+from tests.papers.tasks import textpairs
+from tests.tools.cli.conftest import environment
+from tests.tools.tasks import idxfile
 
+ROOT = Path(__file__).parents[2]
 RECIPE = Recipe("mnist", 2, 8, 2, "sgd", 0.1, hidden=(16,), looks=2)
 
 
@@ -206,7 +208,7 @@ def test_an_unfinished_training_is_done_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("sparsewire.papers.trainer.Trainer._look", stop)
+        patch.setattr("papers.trainer.Trainer._look", stop)
         with pytest.raises(KeyboardInterrupt):
             ask(only=("dense",), seeds=(0,))
     assert not (folder / "toy.jsonl").exists()
@@ -293,6 +295,18 @@ def test_no_two_lines_of_a_picture_look_the_same(tmp_path: Path) -> None:
     assert [list(line.get_xdata()) for line in lines] == [[2]] * 8
 
 
+def start(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in the clone, to its end."""
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 def test_overview(capsys: pytest.CaptureFixture[str]) -> None:
     reproduce.run(Request())
     told = capsys.readouterr().out
@@ -303,8 +317,8 @@ def test_overview(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_command_line(tmp_path: Path) -> None:
     folder = str(idxfile.write_mnist(tmp_path / "mnist", 400, 50))
-    words = ["reproduce", "aji2017-mnist", "--quick", "--only", "0/plain", "--data", folder]
-    ended = run(*words, "--store", str(tmp_path / "out.jsonl"))
+    words = ["aji2017-mnist", "--quick", "--only", "0/plain", "--data", folder]
+    ended = start("-m", "papers", *words, "--store", str(tmp_path / "out.jsonl"))
     assert ended.returncode == 0, ended.stderr
     assert "[1/1] 0/plain, seed 0: Scheme(Dense())" in ended.stderr
     assert "0 % dropped" in ended.stdout
@@ -317,13 +331,18 @@ def test_command_line(tmp_path: Path) -> None:
         (["aji2017"], "did you mean aji2017-mnist or aji2017-translation?"),
         (["aji2017-mnist", "--quick", "--recipe", "paper"], "exclude each other"),
         (["aji2017-mnist", "--minutes", "-1"], "--minutes must be at least 0"),
+        (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
+        (["--seed", "1"], "unrecognized arguments: --seed (see `python -m papers --help`)"),
     ],
 )
 def test_mistakes_on_the_command_line(
     words: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["reproduce", *words]) == 2
-    assert reason in capsys.readouterr().err
+    assert main(words) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("sparsewire: ")
+    assert told.count("\n") == 1
+    assert reason in told
 
 
 BARE = """
@@ -335,8 +354,8 @@ class Blocker:
             raise ModuleNotFoundError(f"{name} is blocked", name=name)
 
 sys.meta_path.insert(0, Blocker())
-sys.argv[0] = "reproduce"
-runpy.run_module("sparsewire.papers", run_name="__main__")
+sys.argv[0] = "papers"
+runpy.run_module("papers", run_name="__main__")
 """
 
 
@@ -353,13 +372,7 @@ def test_torch_alone_is_enough(tmp_path: Path) -> None:
         "--store",
         str(store),
     ]
-    ended = subprocess.run(
-        [sys.executable, "-c", BARE, *words],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = start("-c", BARE, *words)
     assert ended.returncode == 0, ended.stderr
     assert "0 % dropped" in ended.stdout
     assert "no picture: matplotlib is not installed" in ended.stderr

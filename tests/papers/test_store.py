@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from sparsewire.papers import aji2017
-from sparsewire.papers import store as store_module
-from sparsewire.papers.recipe import Cell, Recipe
-from sparsewire.papers.store import SCHEMA, Store, StoreError, usual_path, usual_store
+from papers import store as store_module
+from papers.recipe import Cell, Recipe
+from papers.store import SCHEMA, Store, StoreError, usual_path, usual_store
+from papers.studies import aji2017
 
 RECIPE = Recipe("mnist", 2, 8, 1, "sgd", 0.1, hidden=(8,), drops=(1, 2))
 CELL = Cell("a/b", "Scheme(TopK(0.01))", RECIPE, (("row", "column"),))
@@ -123,12 +123,6 @@ def test_a_folder_is_no_store(tmp_path: Path) -> None:
         Store(tmp_path)
 
 
-def test_results_are_found_in_the_clone_in_which_one_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Even if sparsewire is installed elsewhere."""
-    monkeypatch.setattr("sparsewire.papers.store.__file__", str(tmp_path / "a/b/c/d/store.py"))
+def test_results_are_found_from_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert usual_path("aji2017", "x") == Path("runs/papers/x.jsonl")
-    (tmp_path / "papers" / "aji2017").mkdir(parents=True)
-    assert usual_path("aji2017", "x") == Path("papers/aji2017/results/x.jsonl")
+    assert usual_path("aji2017", "aji2017-mnist").is_file()

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 import sparsewire as sw
-from sparsewire.papers import aji2017, eghlidi2020
-from sparsewire.papers import aji2017_translation as text
-from sparsewire.papers.catalogue import STUDIES
-from sparsewire.papers.recipe import Cell, Place, Study
-from sparsewire.papers.store import SCHEMA, Store, StoreError
+from papers.recipe import Cell, Place, Study
+from papers.store import SCHEMA, Store, StoreError
+from papers.studies import STUDIES, aji2017, eghlidi2020
+from papers.studies import aji2017_translation as text
 
 MADE = [
     pytest.param(study, name, id=f"{study.name} {name}")

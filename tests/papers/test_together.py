@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from sparsewire.papers import layers, together
+from papers import layers, together
 
 WORKERS, BATCH = 3, 4
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -184,7 +184,7 @@ def test_a_layer_that_is_used_twice_is_refused() -> None:
 )
 @torch.no_grad()
 def test_normalisation_by_triton(workers: int, rows: int, channels: int, side: int) -> None:
-    from sparsewire.papers import layers_cuda
+    from papers import layers_cuda
 
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(workers * rows, channels, side, side, generator=generator) * 2 + 1
@@ -205,7 +205,7 @@ def test_normalisation_by_triton(workers: int, rows: int, channels: int, side: i
 
 @interpreted
 def test_weights_are_copied_in_another_order() -> None:
-    from sparsewire.papers import layers_cuda
+    from papers import layers_cuda
 
     weights = torch.randn(6, 64, 3, 3).contiguous(memory_format=torch.channels_last)
     place = torch.zeros(6, 64, 3, 3)

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import sparsewire as sw
-from sparsewire.papers.problems import Classes, Mnist
-from sparsewire.papers.recipe import Recipe
-from sparsewire.papers.trainer import Look, Trainer
-from sparsewire.tasks import mnist
+from papers.problems import Classes, Mnist
+from papers.recipe import Recipe
+from papers.trainer import Look, Trainer
+from sparsewire.tools.tasks import mnist
 
 CPU = torch.device("cpu")
 RECIPE = Recipe(

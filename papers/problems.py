@@ -1,0 +1,273 @@
+"""What the studies train: data on one device, and everything that is random about an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sparsewire.tools.tasks import mnist
+
+from .recipe import Recipe
+from .tasks import cifar10, translation, translators
+
+AnyExamples = TypeVar("AnyExamples", mnist.Examples, cifar10.Examples)
+_TESTED = 1000  # examples looked at together
+_TRANSLATED = 2000  # sentences, likewise
+_SMOOTHING = 0.1  # of the labels that translators learn
+_BLEUS = 5  # how often in a training BLEU is measured on validation
+
+
+class Problem(Protocol):
+    """Data, and a model to learn them."""
+
+    def __len__(self) -> int:
+        """Examples to learn from."""
+
+    def build(self, seed: int) -> nn.Module:
+        """The model before the first step."""
+
+    def visit(self, seed: int, epoch: int) -> Tensor:
+        """A row of integers for every example, in the order of `epoch`: all that `batch` needs."""
+
+    def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of some rows; nothing here is random or waits for the device."""
+
+    def loss(self, answers: Tensor, labels: Tensor) -> Tensor:
+        """What training makes smaller: of a model's answers to a batch."""
+
+    def look(self, model: nn.Module, epoch: float) -> dict[str, float]:
+        """Test a model after so many epochs; the names are those of the result's fields."""
+
+    def facts(self) -> dict[str, object]:
+        """What a result has to say besides."""
+
+
+class Classes:
+    """What problems have in common whose examples belong to one of some classes."""
+
+    def loss(self, answers: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(answers, labels)
+
+    def look(self, model: nn.Module, epoch: float) -> dict[str, float]:
+        loss, accuracy = _test(model, self.test())
+        return {"test_loss": loss, "test_accuracy": accuracy}
+
+    def facts(self) -> dict[str, object]:
+        return {}
+
+    def test(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The test set, in parts."""
+        raise NotImplementedError
+
+
+def _test(model: nn.Module, parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, float]:
+    """Mean loss and share of right answers where there is a label; waits for the device."""
+    totals = None
+    for inputs, labels in parts:
+        answers = model(inputs).flatten(0, -2).float()
+        labels = labels.flatten()
+        loss = functional.cross_entropy(answers, labels, reduction="sum").double()
+        right = (answers.argmax(dim=1) == labels).sum()
+        found = torch.stack([loss, right, (labels != translation.NO_LABEL).sum()])
+        totals = found if totals is None else totals + found
+    if totals is None:
+        raise ValueError("there is nothing to test on")
+    loss_sum, right_sum, count = totals.tolist()
+    return loss_sum / count, right_sum / count
+
+
+class Mnist(Classes):
+    """MNIST, and a perceptron."""
+
+    def __init__(self, data: mnist.Data, recipe: Recipe) -> None:
+        self._data, self._recipe = data, recipe
+
+    def __len__(self) -> int:
+        return len(self._data.train)
+
+    def build(self, seed: int) -> nn.Module:
+        return mnist.build(self._recipe.hidden, seed, self._recipe.normalised)
+
+    def visit(self, seed: int, epoch: int) -> Tensor:
+        return mnist.order(seed, epoch, len(self))[:, None]
+
+    def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return self._data.train.batch(rows[:, 0])
+
+    def test(self) -> Iterator[tuple[Tensor, Tensor]]:
+        test = self._data.test
+        for start in range(0, len(test), _TESTED):
+            stop = min(start + _TESTED, len(test))
+            yield test.batch(torch.arange(start, stop, device=test.labels.device))
+
+
+class Cifar10(Classes):
+    """CIFAR-10, cropped and flipped at random, and a ResNet."""
+
+    def __init__(self, data: cifar10.Data, recipe: Recipe) -> None:
+        self._train, self._test, self._recipe = data.train.padded(), data.test, recipe
+
+    def __len__(self) -> int:
+        return len(self._train)
+
+    def build(self, seed: int) -> nn.Module:
+        return cifar10.build(seed, is_small=self._recipe.model == "resnet10")
+
+    def visit(self, seed: int, epoch: int) -> Tensor:
+        return cifar10.visit(seed, epoch, len(self))
+
+    def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return self._train.batch(rows)
+
+    def test(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for start in range(0, len(self._test), _TESTED):
+            yield self._test.whole(start, start + _TESTED)
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """A corpus in one vocabulary: pairs to learn, and those of both tests, on the device."""
+
+    subwords: translation.Subwords
+    train: translation.Examples
+    val: translation.Examples
+    sources: dict[str, Tensor]  # of validation and test, all of them
+    judges: dict[str, translation.Judge]
+    left_out: int
+
+    @classmethod
+    def read(cls, folder: Path | None, recipe: Recipe, device: torch.device) -> Sentences:
+        """Read, learn the subwords, and write everything in them."""
+        translation.check_libraries()
+        corpus = translation.CORPORA[recipe.problem]
+        text = translation.read(corpus, translation.find(corpus, folder))
+        train = text.train.first(recipe.limit)
+        subwords = translation.Subwords([*train.source, *train.target], recipe.vocabulary)
+        examples, left_out = translation.fit(train, subwords, recipe.length)
+        tests = {"valid": text.val.first(recipe.limit), "test": text.test.first(recipe.limit)}
+        return cls(
+            subwords,
+            examples.to(device),
+            translation.fit(tests["valid"], subwords, recipe.length)[0].to(device),
+            {
+                name: translation.cut(pairs.source, subwords, recipe.length).to(device)
+                for name, pairs in tests.items()
+            },
+            {name: translation.Judge(pairs.target) for name, pairs in tests.items()},
+            left_out,
+        )
+
+
+class Translation:
+    """Sentences from one language to another; the score is BLEU."""
+
+    def __init__(self, sentences: Sentences, recipe: Recipe) -> None:
+        self._sentences, self._recipe = sentences, recipe
+
+    def __len__(self) -> int:
+        return len(self._sentences.train)
+
+    def build(self, seed: int) -> nn.Module:
+        recipe = self._recipe
+        if recipe.model not in ("rnn", "transformer"):
+            raise ValueError("a recipe for translation names its model, 'rnn' or 'transformer'")
+        words, layers = len(self._sentences.subwords), len(recipe.hidden)
+        return translators.build(
+            recipe.model, words, recipe.hidden[0], layers, recipe.normalised, seed
+        )
+
+    def visit(self, seed: int, epoch: int) -> Tensor:
+        return translation.visit(seed, epoch, len(self), self._recipe.length)
+
+    def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return self._sentences.train.batch(rows)
+
+    def loss(self, answers: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(
+            answers.flatten(0, 1), labels.flatten(), label_smoothing=_SMOOTHING
+        )
+
+    def look(self, model: nn.Module, epoch: float) -> dict[str, float]:
+        """Loss and accuracy by word every time, BLEU a few times, and at the end of the test."""
+        val = self._sentences.val
+        rows = torch.split(torch.arange(len(val), device=val.sources.device), _TRANSLATED)
+        loss, accuracy = _test(model, (val.whole(chosen) for chosen in rows))
+        found = {"valid_loss": loss, "valid_accuracy": accuracy}
+        if epoch % max(1, self._recipe.epochs // _BLEUS) == 0:
+            found["valid_bleu"] = self._bleu(model, "valid")
+        if epoch == self._recipe.epochs:
+            found["test_bleu"] = self._bleu(model, "test")
+        return found
+
+    def facts(self) -> dict[str, object]:
+        sentences = self._sentences
+        return {
+            "pairs": len(self),
+            "too_long": sentences.left_out,
+            "subwords": len(sentences.subwords),
+            "signature": sentences.judges["test"].signature,
+        }
+
+    def _bleu(self, model: nn.Module, part: str) -> float:
+        if not isinstance(model, translators.Translator):
+            raise TypeError(f"{type(model).__name__} does not translate")
+        sentences = self._sentences
+        found = [
+            translators.translate(model, sources)
+            for sources in torch.split(sentences.sources[part], _TRANSLATED)
+        ]
+        written = torch.cat(found).tolist()
+        return sentences.judges[part].score(sentences.subwords.read(written))
+
+
+class Shelf:
+    """Problems by recipe; data are read once."""
+
+    def __init__(self, folder: Path | None, device: torch.device) -> None:
+        self._folder, self._device = folder, device
+        self._read: dict[tuple[object, ...], mnist.Data | cifar10.Data | Sentences] = {}
+
+    def get(self, recipe: Recipe) -> Problem:
+        """The problem of `recipe`.
+
+        Raises:
+            DataError: its data are missing or damaged.
+            LibraryError: a library is missing that its data need.
+        """
+        key = (recipe.problem, recipe.limit, recipe.vocabulary, recipe.length)
+        if key not in self._read:
+            self._read[key] = self._load(recipe)
+        data = self._read[key]
+        if isinstance(data, Sentences):
+            return Translation(data, recipe)
+        if isinstance(data, cifar10.Data):
+            return Cifar10(data, recipe)
+        return Mnist(data, recipe)
+
+    def check(self, recipe: Recipe) -> None:
+        """See that the data of `recipe` are there; raises as `get` does."""
+        if recipe.problem in translation.CORPORA:
+            translation.check_libraries()
+            translation.find(translation.CORPORA[recipe.problem], self._folder)
+        else:
+            (mnist if recipe.problem == "mnist" else cifar10).find(self._folder)
+
+    def _load(self, recipe: Recipe) -> mnist.Data | cifar10.Data | Sentences:
+        if recipe.problem in translation.CORPORA:
+            return Sentences.read(self._folder, recipe, self._device)
+        if recipe.problem == "mnist":
+            digits = mnist.load(mnist.find(self._folder))
+            return mnist.Data(self._some(digits.train, recipe), self._some(digits.test, recipe))
+        photos = cifar10.load(cifar10.find(self._folder))
+        return cifar10.Data(self._some(photos.train, recipe), self._some(photos.test, recipe))
+
+    def _some(self, examples: AnyExamples, recipe: Recipe) -> AnyExamples:
+        """The first ones, if the recipe has a limit, on the device."""
+        images, labels = examples.images[: recipe.limit], examples.labels[: recipe.limit]
+        return replace(examples, images=images.to(self._device), labels=labels.to(self._device))

@@ -1,0 +1,154 @@
+"""What a study consists of: recipes, cells and where they stand in the table.
+
+A recipe is a frozen choice of everything but the scheme and the seed; functions return them. A cell
+is one training, named by words with slashes between: `top-k/layer/8`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+Place = tuple[str, str]
+"""A row and a column of a study's table."""
+
+# What came later than the first results: left out where it is as it was then, so that those count.
+_LATER = ("model", "vocabulary", "length", "warmup")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model is trained; the scheme is the cell's own.
+
+    Arguments:
+        problem: what is learnt, 'mnist' or 'cifar10', or the corpus that is translated.
+        workers: how many take part; all of them hold the same weights.
+        batch: examples per worker and step.
+        epochs: passes over the training set; what does not fill a step is left out.
+        optimizer: applies the mean, with momentum and weight decay: both come after the exchange.
+        rate: the learning rate.
+        drops: epochs after which the rate is divided by ten. What workers keep back is multiplied
+            by ten then, which equals a memory of updates (γ inside), as Eghlidi and Jaggi have it.
+            Not together with `warmup`.
+        precision: of matrix products: 'float32', 'tf32', or 'bfloat16' by autocast. Gradients,
+            exchange and weights are float32 whatever this is.
+        looks: how often in an epoch the test set is looked at.
+        hidden: widths of the perceptron's layers; of a translator's, on each side.
+        normalised: the perceptron or translator has layer normalisation.
+        limit: train and test on the first so many examples only.
+        model: what translates, 'rnn' or 'transformer'; what learns CIFAR-10, ResNet-18 unless it
+            is 'resnet10', which is small enough for two cores.
+        vocabulary: subwords of both languages together; fewer if the corpus holds no more.
+        length: subwords that a sentence has room for, with its end.
+        warmup: steps over which the rate rises to `rate`; then it falls with the root of the step,
+            as Vaswani et al. have it. What workers keep back stays as it is. 0: the rate stays.
+    """
+
+    problem: Literal["mnist", "cifar10", "multi30k", "tatoeba-en-ro"]
+    workers: int
+    batch: int
+    epochs: int
+    optimizer: Literal["sgd", "adagrad", "adam"]
+    rate: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    drops: tuple[int, ...] = ()
+    precision: Literal["float32", "tf32", "bfloat16"] = "tf32"
+    looks: int = 1
+    hidden: tuple[int, ...] = ()
+    normalised: bool = False
+    limit: int | None = None
+    model: Literal["", "rnn", "transformer", "resnet10"] = ""
+    vocabulary: int = 0
+    length: int = 0
+    warmup: int = 0
+
+    def __post_init__(self) -> None:
+        if self.warmup and self.drops:
+            raise ValueError("a recipe has either drops or a warmup, not both")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        usual = {field.name: field.default for field in fields(self) if field.name in _LATER}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(self).items()
+            if name not in usual or value != usual[name]
+        }
+
+    def rate_at(self, epoch: int) -> float:
+        """The learning rate of an epoch, counted from 0."""
+        return self.rate * 0.1 ** sum(epoch >= drop for drop in self.drops)
+
+    def warm_rate(self, step: int) -> float:
+        """The learning rate of a step, counted from 0, if there is a warmup."""
+        share = (step + 1) / self.warmup
+        return self.rate * min(share, 1 / math.sqrt(share))
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number that a look at a model finds: its field in a result, its name, and its unit."""
+
+    field: str
+    name: str
+    unit: float = 1.0
+
+
+ACCURACY = Measure("test_accuracy", "test accuracy, %", 100.0)
+LOSS = Measure("loss", "training loss")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training, and where its result stands; `published` is the paper's own score."""
+
+    name: str
+    scheme: str
+    recipe: Recipe
+    places: tuple[Place, ...]
+    published: tuple[float | None, ...] = ()
+
+    def is_meant(self, pattern: str) -> bool:
+        """Whether `pattern`, as of file names, fits the name, or is one of its words.
+
+        >>> cell = Cell("top-k/layer/8", "TopK(0.01)", Recipe("mnist", 8, 16, 1, "sgd", 0.1), ())
+        >>> cell.is_meant("top-k"), cell.is_meant("top-k/*/8"), cell.is_meant("top")
+        (True, True, False)
+        """
+        return fnmatchcase(self.name, pattern) or pattern in self.name.split("/")
+
+
+@dataclass(frozen=True)
+class Study:
+    """A claim of a paper, and the trainings that test it.
+
+    Arguments:
+        name: what `python -m papers` calls it.
+        paper: the folder under papers/.
+        claim: what is to be found out.
+        recipes: for every name of a recipe, a function that returns the cells.
+        seeds: those taken if nobody names others, by recipe.
+        remarks: what follows from the scores (by place and seed), in sentences.
+        on_curves: what follows from how the trainings went, likewise, from whole results.
+        score: what the table shows, in its unit; more is better.
+        drawn: what the picture shows over the epochs, the second on a logarithmic scale.
+    """
+
+    name: str
+    paper: str
+    claim: str
+    recipes: Mapping[str, Callable[[], Sequence[Cell]]]
+    seeds: Mapping[str, tuple[int, ...]]
+    remarks: Callable[[Mapping[Place, Sequence[float]]], Sequence[str]]
+    on_curves: Callable[[Mapping[Place, Sequence[Mapping[str, Any]]]], Sequence[str]] | None = None
+    score: Measure = ACCURACY
+    drawn: tuple[Measure, Measure] = (ACCURACY, LOSS)
+
+    @property
+    def usual(self) -> str:
+        """The recipe taken if nobody names another."""
+        return next(iter(self.recipes))

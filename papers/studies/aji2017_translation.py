@@ -1,0 +1,233 @@
+"""Aji and Heafield 2017: gradient dropping on translation, and quantization after it.
+
+Small corpora and small models in place of the paper's WMT16, so BLEU does not compare with the
+paper's. What compares is every scheme with dense training of the same model on the same data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from ..recipe import Cell, Measure, Place, Recipe, Study
+
+Results = Mapping[Place, Sequence[Mapping[str, Any]]]
+
+DENSE, LOCAL, GLOBAL = "0 % dropped", "99 % dropped, local", "99 % dropped, global"
+FEWER = "99.9 % dropped, local"
+SCHEMES = {
+    DENSE: ("dense", "Scheme(Dense())"),
+    LOCAL: ("99/local", "Scheme(Threshold(0.01))"),
+    GLOBAL: ("99/global", "Scheme(Threshold(0.01), scope='global')"),
+}
+ONE_BIT = {
+    f"{LOCAL}, 1 bit, {centre}": (
+        f"99/local/1-bit/{centre}",
+        f"Scheme(Threshold(0.01), values=OneBit({centre!r}))",
+    )
+    for centre in ("threshold", "column", "global")
+}
+TWO_BITS = f"{LOCAL}, 2 bits"
+QUANTIZED = {**ONE_BIT, TWO_BITS: ("99/local/2-bit", "Scheme(Threshold(0.01), values=TwoBit())")}
+ROWS = {**SCHEMES, **QUANTIZED, FEWER: ("99.9/local", "Scheme(Threshold(0.001))")}
+CORPORA = {"multi30k": "en→de", "tatoeba-en-ro": "ro→en"}
+MODELS = {"rnn": (512,), "transformer": (256, 256, 256)}
+NORMS = {"plain": False, "layernorm": True}
+SCORE = Measure("test_bleu", "test BLEU")
+CLOSE = 0.5  # points of BLEU that two trainings may differ without a reason
+LEARNT = 5.0  # points of BLEU below which a model says nothing about what is compared with it
+SLOWER = 1.1  # times the steps
+
+_Making = Callable[[str, str], Recipe]  # of a corpus and a model
+
+
+def short() -> list[Cell]:
+    """About 3,300 steps with 4 × 64 pairs: 30 epochs of Multi30k, 45 of Tatoeba."""
+
+    def made(corpus: str, model: str) -> Recipe:
+        return _recipe(corpus, model, {"multi30k": 30, "tatoeba-en-ro": 45}[corpus])
+
+    return list(_cells(made))
+
+
+def laptop() -> list[Cell]:
+    """Small models of short sentences, 2,530 steps with 4 × 16 pairs: minutes each on two cores."""
+
+    def made(corpus: str, model: str) -> Recipe:
+        recipe = replace(_recipe(corpus, model, epochs=10), precision="float32", batch=16)
+        hidden = {"rnn": (128,), "transformer": (128, 128)}[model]
+        return replace(recipe, hidden=hidden, vocabulary=3000, length=16, looks=2)
+
+    return [cell for cell in _cells(made) if cell.recipe.problem == "tatoeba-en-ro"]
+
+
+def quick() -> list[Cell]:
+    """Tiny models and a few hundred pairs: to see that everything runs, on a laptop."""
+
+    def made(corpus: str, model: str) -> Recipe:
+        recipe = replace(_recipe(corpus, model, epochs=2), precision="float32", limit=400)
+        return replace(recipe, batch=16, hidden=(32,), vocabulary=1000, length=24, warmup=10)
+
+    return list(_cells(made))
+
+
+def _recipe(corpus: Any, model: Any, epochs: int) -> Recipe:
+    return Recipe(
+        problem=corpus,
+        workers=4,
+        batch=64,
+        epochs=epochs,
+        optimizer="adam",
+        rate=0.001,
+        precision="bfloat16",
+        hidden=MODELS[model],
+        model=model,
+        vocabulary=8000,
+        length=32,
+        warmup=400,
+    )
+
+
+def _cells(made: _Making) -> Iterator[Cell]:
+    """Row by row, so that early results compare; quantization with layer normalisation alone."""
+    for row, (name, scheme) in ROWS.items():
+        for corpus in CORPORA:
+            for model in MODELS:
+                for norm, normalised in NORMS.items():
+                    if normalised or row not in QUANTIZED:
+                        recipe = replace(made(corpus, model), normalised=normalised)
+                        place = (row, column(corpus, model, norm))
+                        yield Cell(f"{name}/{corpus}/{model}/{norm}", scheme, recipe, (place,))
+
+
+def column(corpus: str, model: str, norm: str) -> str:
+    """The heading over a corpus, a model and its normalisation."""
+    return f"{CORPORA[corpus]}, {model}, {norm}"
+
+
+def remarks(found: Mapping[Place, Sequence[float]]) -> list[str]:
+    """The claims about BLEU, each with what speaks for and against it."""
+    return [
+        _claim("dropping 99 % loses no BLEU", _behind(found, LOCAL, DENSE, NORMS), True),
+        _claim("dropping 99.9 % loses no BLEU", _behind(found, FEWER, DENSE, NORMS), True),
+        _claim(
+            "without layer normalisation a global threshold is worse than a local one",
+            _behind(found, GLOBAL, LOCAL, ("plain",)),
+            False,
+        ),
+        _claim(
+            "with layer normalisation a global threshold is as good as a local one",
+            _behind(found, GLOBAL, LOCAL, ("layernorm",)),
+            True,
+        ),
+    ]
+
+
+def on_curves(results: Results) -> list[str]:
+    """The claim about convergence: steps to the same validation loss as without quantization."""
+    return [
+        _pace("1 bit after dropping 99 % slows convergence", results, ONE_BIT),
+        _pace("2 bits after dropping 99 % slow convergence", results, (TWO_BITS,)),
+    ]
+
+
+def _behind(
+    found: Mapping[Place, Sequence[float]], row: str, other: str, norms: Sequence[str] | Any
+) -> dict[str, tuple[float, bool]]:
+    """By how many points `row` is behind `other` in each column, and whether that is a loss."""
+    gaps = {}
+    for corpus in CORPORA:
+        for model in MODELS:
+            for norm in norms:
+                heading = column(corpus, model, norm)
+                ours, theirs = found.get((row, heading)), found.get((other, heading))
+                if ours and theirs and fmean(theirs) >= LEARNT:
+                    gap = fmean(theirs) - fmean(ours)
+                    noise = max(CLOSE, *(max(values) - min(values) for values in (ours, theirs)))
+                    gaps[heading] = (gap, gap > noise)
+    return gaps
+
+
+def _claim(claim: str, gaps: Mapping[str, tuple[float, bool]], is_even: bool) -> str:
+    """A verdict on "no loss" where `is_even`, else on "a loss"."""
+    if not gaps:
+        return f"{claim}: not tested yet"
+    held = sum(is_loss != is_even for _, is_loss in gaps.values())
+    numbers = "; ".join(f"{heading} {-gap:+.2f}" for heading, (gap, _) in gaps.items())
+    return f"{claim}: {_verdict(held, len(gaps))} (BLEU {numbers})"
+
+
+def _verdict(held: int, asked: int) -> str:
+    word = {0: "not reproduced", asked: "reproduced"}.get(held, "partly reproduced")
+    return f"{word}, in {held} of {asked} cases"
+
+
+def _pace(claim: str, results: Results, rows: Sequence[str] | Any) -> str:
+    """A verdict on slowness, by the steps to the loss that halfway was reached without bits."""
+    ratios: dict[str, float | None] = {}
+    for row in rows:
+        for (name, heading), quantized in results.items():
+            exact = results.get((LOCAL, heading))
+            if name == row and exact and fmean(_score(one) for one in exact) >= LEARNT:
+                ratios[f"{row.removeprefix(f'{LOCAL}, ')}, {heading}"] = _ratio(quantized, exact)
+    if not ratios:
+        return f"{claim}: not tested yet"
+    held = sum(ratio is None or ratio > SLOWER for ratio in ratios.values())
+    numbers = "; ".join(
+        f"{name} {'never' if ratio is None else f'{ratio:.2f}'}" for name, ratio in ratios.items()
+    )
+    return f"{claim}: {_verdict(held, len(ratios))} (times the steps: {numbers})"
+
+
+def _score(result: Mapping[str, Any]) -> float:
+    return result.get(SCORE.field) or 0.0
+
+
+def _ratio(
+    quantized: Sequence[Mapping[str, Any]], exact: Sequence[Mapping[str, Any]]
+) -> float | None:
+    """How many times the steps to the same loss; None if it was never reached."""
+    steps, losses = _curve(exact)
+    goal = min(losses[: (len(losses) + 1) // 2], default=None)
+    if goal is None:
+        return None
+    ours, theirs = _reached(*_curve(quantized), goal), _reached(steps, losses, goal)
+    return None if ours is None or theirs is None else ours / theirs
+
+
+def _curve(results: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
+    """Steps, and validation losses on average over the seeds, as far as all of them go."""
+    curves = [result["curves"] for result in results]
+    losses = zip(*(curve["valid_loss"] for curve in curves), strict=False)
+    means = [fmean(found) for found in losses if None not in found]
+    return curves[0]["step"][: len(means)], means
+
+
+def _reached(steps: Sequence[float], losses: Sequence[float], goal: float) -> float | None:
+    """The step at which a loss comes down to `goal`, on a straight line between two looks.
+
+    >>> _reached([10, 20, 30], [3.0, 2.0, 1.0], 1.5)
+    25.0
+    """
+    for number, loss in enumerate(losses):
+        if loss <= goal:
+            if number == 0:
+                return float(steps[0])
+            share = (losses[number - 1] - goal) / (losses[number - 1] - loss)
+            return steps[number - 1] + share * (steps[number] - steps[number - 1])
+    return None
+
+
+TRANSLATION = Study(
+    name="aji2017-translation",
+    paper="aji2017",
+    claim="dropping 99 % loses no BLEU; 1 bit is slower; a global threshold needs normalisation",
+    recipes={"short": short, "laptop": laptop, "quick": quick},
+    seeds={"short": (0,), "laptop": (0,), "quick": (0,)},
+    remarks=remarks,
+    on_curves=on_curves,
+    score=SCORE,
+    drawn=(Measure("valid_bleu", "validation BLEU"), Measure("valid_loss", "validation loss")),
+)

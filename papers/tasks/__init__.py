@@ -1,0 +1,1 @@
+"""The models and data that only the studies train, one file for each task."""

@@ -1,5 +1,0 @@
-"""`python -m sparsewire.cli` is the `sparsewire` command."""
-
-from . import main
-
-raise SystemExit(main())

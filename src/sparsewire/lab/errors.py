@@ -1,9 +1,0 @@
-"""What can go wrong in a lab."""
-
-from __future__ import annotations
-
-from ..errors import SparsewireError
-
-
-class LabError(SparsewireError):
-    """A lab that cannot be built, changed or measured; it says which command failed, and why."""

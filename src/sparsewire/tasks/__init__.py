@@ -1,1 +1,0 @@
-"""The models and data that the command line and the papers train, one file for each task."""

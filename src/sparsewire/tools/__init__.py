@@ -1,0 +1,1 @@
+"""What is built on the library and never imported by it: command line, lab, benchmarks, tasks."""

@@ -1,0 +1,163 @@
+"""Who takes part: sparsewire's schemes, what torch offers instead, and no exchange at all."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from sparsewire.adapters.ddp import Wire, attach
+from sparsewire.errors import SchemeError
+from sparsewire.notation import nearest, short
+from sparsewire.report import dense_traffic
+from sparsewire.scheme import as_scheme
+
+COMPUTE = "compute alone"
+DENSE = "dense DDP"
+Hook = Callable[[Any, Any], torch.futures.Future[torch.Tensor]]
+
+_ONE_BUCKET = 1 << 20  # MiB: torch's PowerSGD hangs on Gloo with more than one
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another way to exchange gradients under DDP.
+
+    `adds` is the type of number that the backend must be able to add up, and `warm_up` the steps
+    before it is itself; DDP rebuilds its buckets after the first.
+    """
+
+    hook: Hook
+    state: Callable[[], Any] = lambda: None
+    adds: torch.dtype = torch.float32
+    bucket_mb: int | None = None  # None: as DDP likes it
+    warm_up: int = 2
+    sends: bool = True
+
+
+def _low_rank(rank: int) -> Peer:
+    def state() -> powerSGD_hook.PowerSGDState:
+        return powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=rank, start_powerSGD_iter=2
+        )
+
+    return Peer(powerSGD_hook.powerSGD_hook, state, bucket_mb=_ONE_BUCKET, warm_up=4)
+
+
+def _exchange_nothing(state, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations
+    """Leave every rank's gradient as it is: what is left is what DDP itself costs."""
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+PEERS: dict[str, Peer] = {
+    DENSE: Peer(default_hooks.allreduce_hook),
+    "fp16 hook": Peer(default_hooks.fp16_compress_hook, adds=torch.float16),
+    "bf16 hook": Peer(default_hooks.bf16_compress_hook, adds=torch.bfloat16),
+    "PowerSGD rank 1": _low_rank(1),
+    "PowerSGD rank 4": _low_rank(4),
+    "DDP, no exchange": Peer(_exchange_nothing, sends=False),
+}
+SHORT = dict(
+    zip(("dense", "fp16", "bf16", "powersgd-1", "powersgd-4", "nothing"), PEERS, strict=True)
+)
+"""The peers by the names that are easy to type."""
+
+
+def peer(text: str) -> str:
+    """The name of a peer as it stands in tables, from what a person typed."""
+    typed = text.strip().lower()
+    known = {**SHORT, **{name.lower(): name for name in PEERS}}
+    if typed not in known:
+        raise SchemeError(f"there is no peer called {text}; {nearest(typed, SHORT)}")
+    return known[typed]
+
+
+def scheme(text: str) -> str:
+    """The name of a scheme as it stands in tables, from what a person typed."""
+    return short(repr(as_scheme(text)))
+
+
+def kind(name: str) -> str:
+    """What a name stands for: a "floor", which exchanges nothing, a "peer" or a "scheme"."""
+    if name == COMPUTE or (name in PEERS and not PEERS[name].sends):
+        return "floor"
+    return "peer" if name in PEERS else "scheme"
+
+
+class Entry:
+    """A contender at work on a model: `model` is what to train, `starts` when the exchange of each
+    bucket of a step was asked for, if the contender does not tell more than that.
+    """
+
+    def __init__(self, name: str, model: nn.Module, clock: Callable[[], float], timeout: float):
+        self.model = model
+        self.starts: list[float] = []
+        self.warm_up = 2
+        self.wire: Wire | None = None
+        self._peer = PEERS.get(name)
+        self._state: Any = None
+        self._values = 0  # that DDP handed over
+        self._sizes: list[int] = []  # of the buckets of the last step
+        if name == COMPUTE:
+            return
+        self.model = ddp = DistributedDataParallel(
+            model,
+            bucket_cap_mb=self._peer.bucket_mb if self._peer else None,
+            init_sync=False,  # all ranks built the same, and the network is slow
+            gradient_as_bucket_view=True,  # one copy of the gradient less, whoever exchanges it
+        )
+        if self._peer is None:
+            self.warm_up = 3
+            self.wire = attach(ddp, name, timeout=timeout)
+        else:
+            self.warm_up = self._peer.warm_up
+            self._state = self._peer.state()
+            ddp.register_comm_hook(self._state, self._timed(self._peer.hook, clock))
+
+    def _timed(self, hook: Hook, clock: Callable[[], float]) -> Hook:
+        def timed(state, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations
+            self.starts.append(clock())
+            if bucket.index() == 0:
+                self._sizes.clear()
+            self._sizes.append(bucket.buffer().numel())
+            self._values += bucket.buffer().numel()
+            return hook(state, bucket)
+
+        return timed
+
+    def sent(self, world: int) -> int:
+        """Bytes of payload that this rank has sent so far; of a peer, what a ring would send."""
+        if self.wire is not None:
+            return self.wire.meter.bytes_sent
+        if self._peer is None or not self._peer.sends:
+            return 0
+        if isinstance(self._state, powerSGD_hook.PowerSGDState):
+            return dense_traffic(self._state.total_numel_after_compression, world, 4)
+        return dense_traffic(self._values, world, self._peer.adds.itemsize)
+
+    def buckets(self) -> list[dict[str, tuple[int, ...]]]:
+        """What was exchanged together in the last step, by name and shape; of a peer, how much."""
+        if self.wire is None:
+            return [{"values": (size,)} for size in self._sizes]
+        return [{span.name: span.shape for span in spans} for spans in self.wire.meter.deposited]
+
+    def forget_buckets(self) -> None:
+        """After warm-up: DDP cuts its buckets anew after the first step."""
+        if self.wire is not None:
+            self.wire.meter.deposited.clear()
+
+    def leave(self) -> None:
+        """Free the model for the next one; what was entered with it stays as it is."""
+        if self.wire is not None:
+            self.wire.detach()
+        self.model.zero_grad()  # they lie in buckets
+        del self.model, self.wire, self._state
+        gc.collect()  # DDP acts on the model for as long as it lives, and it is part of a cycle

@@ -1,0 +1,5 @@
+"""`python -m sparsewire.tools.cli` is the `sparsewire` command."""
+
+from . import main
+
+raise SystemExit(main())

@@ -1,0 +1,76 @@
+"""`sparsewire list` and `sparsewire explain`: what there is, and what it would do."""
+
+from __future__ import annotations
+
+import inspect
+import json
+
+from rich.console import Console
+from rich.table import Table
+
+import sparsewire as sw
+from sparsewire.adapters.model import named_parameters
+
+from ..tasks import mnist, workloads
+from ..tasks.workloads import WorkloadError
+from .errors import USAGE, CommandError
+from .options import Explain, List
+from .plan import LARGEST_EXPLAINED
+
+
+def list_parts(options: List) -> int:
+    """Print every family of parts, each part with the first line of its docstring."""
+    families = {
+        family: {part.__name__: _summary(part) for part in parts}
+        for family, parts in sw.FAMILIES.items()
+    }
+    if options.json:
+        print(json.dumps(families, indent=2))
+        return 0
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for family, parts in families.items():
+        table.add_row(f"[cyan]{family}[/cyan]", "")
+        for name, summary in parts.items():
+            table.add_row(f"  {name}", summary)
+    Console().print(table)
+    return 0
+
+
+def explain(options: Explain) -> int:
+    """Print what one scheme sends for a number of parameters or a task's model."""
+    scheme = sw.parse(options.scheme)
+    if options.workers < 1:
+        raise CommandError(f"--workers must be at least 1, not {options.workers}", USAGE)
+    explanation = sw.explain(scheme, _shapes(options), options.workers)
+    print(json.dumps(explanation.to_dict(), indent=2) if options.json else explanation)
+    return 0
+
+
+def _shapes(options: Explain) -> dict[str, tuple[int, ...]]:
+    if options.model == "mnist":
+        if any(width < 1 for width in options.hidden):
+            raise CommandError("--hidden widths must be at least 1", USAGE)
+        return mnist.shapes(options.hidden)
+    if options.model is not None:
+        return _built(options.model)
+    if not 1 <= options.params <= LARGEST_EXPLAINED:
+        raise CommandError(
+            f"--params must be in 1 to {LARGEST_EXPLAINED:,}, not {options.params:g}", USAGE
+        )
+    # Two dimensions, since vectors are left dense by default.
+    return {"parameters": (1, int(options.params))}
+
+
+def _built(name: str) -> dict[str, tuple[int, ...]]:
+    """The shapes of what trains in a model of `sparsewire bench`."""
+    try:
+        model = workloads.build(name, None, rank=0).model
+    except WorkloadError as error:
+        raise CommandError(str(error), USAGE) from error
+    return {key: tuple(p.shape) for key, p in named_parameters(model).items()}
+
+
+def _summary(part: type) -> str:
+    return (inspect.getdoc(part) or "").partition("\n")[0]

@@ -1,0 +1,206 @@
+"""Checkpoints: what every rank saves, so that a resumed run equals one that never stopped.
+
+    DIR/step-00000120/model.pt     weights, optimizer and step, the same for all ranks
+                      wire-3.pt    what rank 3's exchange remembers
+                      manifest.json  written last: without it the checkpoint does not exist
+
+Every file is written beside its place, synced, then renamed; the manifest holds its SHA-256,
+which is compared before anything is loaded. The newest two are kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sparsewire.report import plural
+
+from .errors import CommandError
+from .plan import Plan
+
+_SCHEMA = 1
+_KEPT = 2
+_MANIFEST = "manifest.json"
+MODEL = "model.pt"
+
+
+def wire_file(rank: int) -> str:
+    """The name of the file with what `rank` remembers."""
+    return f"wire-{rank}.pt"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One complete checkpoint: its folder and what its manifest says."""
+
+    folder: Path
+    step: int
+    workers: int
+    identity: dict[str, Any]
+    files: dict[str, str]
+
+    def load(self, name: str) -> dict[str, Any]:
+        """Load one file after comparing its hash; nothing in it is executed."""
+        content = self._checked(name)
+        state: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=True)
+        return state
+
+    def verify(self) -> None:
+        """Compare all files with their hashes."""
+        for name in self.files:
+            self._checked(name)
+
+    def _checked(self, name: str) -> bytes:
+        path = self.folder / name
+        remedy = f"remove {self.folder} to go on from the checkpoint before it"
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise CommandError(f"cannot read {path} ({error.strerror}): {remedy}") from None
+        if hashlib.sha256(content).hexdigest() != self.files.get(name):
+            raise CommandError(f"{path} is damaged, its SHA-256 is not the recorded one: {remedy}")
+        return content
+
+
+def newest(directory: Path) -> Checkpoint | None:
+    """The newest complete checkpoint in `directory`, if there is one."""
+    for folder in reversed(_folders(directory)):
+        if (folder / _MANIFEST).exists():
+            return _read_manifest(folder)
+    return None
+
+
+def to_resume(plan: Plan, workers: int) -> Checkpoint:
+    """The checkpoint that `plan` goes on from.
+
+    Raises:
+        CommandError: there is none, or it belongs to another run.
+    """
+    assert plan.checkpoint is not None
+    found = newest(Path(plan.checkpoint))
+    if found is None:
+        raise CommandError(
+            f"there is no checkpoint in {plan.checkpoint}: leave --resume out to begin a run"
+        )
+    if found.workers != workers:
+        raise CommandError(
+            f"{found.folder} was written by {plural(found.workers, 'worker')} and cannot be "
+            f"resumed by {workers}: each worker has a memory of its own; "
+            f"run it with {found.workers}"
+        )
+    for name, value in plan.identity().items():
+        before = found.identity.get(name)
+        if before != value:
+            raise CommandError(
+                f"{found.folder} was written with {name.replace('_', '-')} {before}, "
+                f"not {value}: resume with the same, or begin in another folder"
+            )
+    return found
+
+
+def refuse_to_overwrite(directory: Path) -> None:
+    """Refuse to begin a new run where an older one has its checkpoints."""
+    found = newest(directory)
+    if found is not None:
+        raise CommandError(
+            f"{directory} already holds a checkpoint of step {found.step}: "
+            "add --resume to go on from it, or choose another folder"
+        )
+
+
+def write_file(directory: Path, step: int, name: str, state: dict[str, Any]) -> str:
+    """Write one file of the checkpoint of `step` and return its SHA-256."""
+    folder = _folder(directory, step)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    content = buffer.getvalue()
+    _write(folder / name, content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def complete(directory: Path, step: int, files: dict[str, str], plan: Plan, workers: int) -> None:
+    """Write the manifest, which makes the checkpoint of `step` count, and drop old ones."""
+    manifest = {
+        "schema": _SCHEMA,
+        "step": step,
+        "workers": workers,
+        "identity": plan.identity(),
+        "files": files,
+    }
+    _write(_folder(directory, step) / _MANIFEST, json.dumps(manifest, indent=2).encode())
+    done = [folder for folder in _folders(directory) if (folder / _MANIFEST).exists()]
+    for folder in done[:-_KEPT]:
+        # Without its manifest a half-removed checkpoint no longer counts.
+        (folder / _MANIFEST).unlink()
+        shutil.rmtree(folder)
+
+
+def check_writable(directory: Path) -> None:
+    """Make `directory` and see that files can be written there, before any training."""
+    _attempt(lambda: directory.mkdir(parents=True, exist_ok=True), directory)
+    probe = directory / f".probe-{os.getpid()}"
+    _attempt(probe.touch, directory)
+    probe.unlink()
+
+
+def _attempt(action: Callable[[], None], directory: Path) -> None:
+    try:
+        action()
+    except OSError as error:
+        raise CommandError(
+            f"cannot write checkpoints in {directory}: {error.strerror or error}"
+        ) from None
+
+
+def _folder(directory: Path, step: int) -> Path:
+    return directory / f"step-{step:08d}"
+
+
+def _folders(directory: Path) -> list[Path]:
+    """All checkpoint folders, oldest first; their names sort by step."""
+    return sorted(directory.glob("step-" + "[0-9]" * 8))
+
+
+def _read_manifest(folder: Path) -> Checkpoint:
+    path = folder / _MANIFEST
+    try:
+        fields = json.loads(path.read_bytes())
+        if fields["schema"] != _SCHEMA:
+            raise CommandError(f"{path} is of another version of sparsewire")
+        return Checkpoint(
+            folder=folder,
+            step=int(fields["step"]),
+            workers=int(fields["workers"]),
+            identity=dict(fields["identity"]),
+            files=dict(fields["files"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        raise CommandError(
+            f"{path} is damaged: remove {folder} to go on from the checkpoint before it"
+        ) from None
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Put `content` at `path` so that it is there as a whole or not at all, even after a crash."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    beside.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

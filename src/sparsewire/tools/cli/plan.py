@@ -1,0 +1,156 @@
+"""What one run is to do, decided and checked before any process starts.
+
+A `Plan` is plain data: the parent writes it as JSON, every worker reads it, the metrics and
+the checkpoints record it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sparsewire.report import plural
+
+from ..bench.setting import cores
+from .errors import USAGE, CommandError
+from .options import Train, Training
+from .site import check_rate
+
+LARGEST_GROUP = 64
+LARGEST_EXPLAINED = 10**12
+_WORKERS_PER_CORE = 16
+_RATES = {"sgd": 0.2, "adagrad": 0.02}
+# What may differ between a run and the one that goes on from its checkpoint: how long it
+# trains and where things lie, but nothing that changes what a step does.
+_FREE_ON_RESUME = {
+    "epochs",
+    "data",
+    "timeout",
+    "rate",
+    "checkpoint",
+    "checkpoint_every",
+    "resume",
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One training run, the same for every rank."""
+
+    scheme: str
+    epochs: int
+    batch_size: int
+    lr: float
+    momentum: float
+    optimizer: str
+    hidden: tuple[int, ...]
+    seed: int
+    limit: int | None
+    data: str
+    timeout: float
+    rate: str | None = None
+    checkpoint: str | None = None
+    checkpoint_every: int | None = None
+    resume: bool = False
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Plan:
+        """The plan that `asdict` and JSON made `fields` from."""
+        return cls(**{**fields, "hidden": tuple(fields["hidden"])})
+
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint must share with this run to be of use, as JSON would hold it."""
+        kept = {name: value for name, value in asdict(self).items() if name not in _FREE_ON_RESUME}
+        return {**kept, "hidden": list(self.hidden)}
+
+
+def make(options: Training, scheme: str, data: Path) -> Plan:
+    """The plan for one canonical `scheme` text under `options`."""
+    plan = Plan(
+        scheme=scheme,
+        epochs=options.epochs,
+        batch_size=options.batch_size,
+        lr=_RATES[options.optimizer] if options.lr is None else options.lr,
+        momentum=options.momentum if options.optimizer == "sgd" else 0.0,
+        optimizer=options.optimizer,
+        hidden=options.hidden,
+        seed=options.seed,
+        limit=options.limit,
+        data=str(data.resolve()),
+        timeout=options.timeout,
+        rate=options.rate,
+    )
+    if not isinstance(options, Train):
+        return plan
+    return Plan(
+        **{
+            **asdict(plan),
+            "checkpoint": str(options.checkpoint.resolve()) if options.checkpoint else None,
+            "checkpoint_every": options.checkpoint_every,
+            "resume": options.resume,
+        }
+    )
+
+
+def check(options: Training) -> None:
+    """Refuse flags that cannot work, each with what would.
+
+    Raises:
+        CommandError: with the first flag that is wrong.
+    """
+    check_hosts(options.workers, "--workers")
+    rules = [
+        (options.epochs >= 1, f"--epochs must be at least 1, not {options.epochs}"),
+        (options.batch_size >= 1, f"--batch-size must be at least 1, not {options.batch_size}"),
+        (options.lr is None or 0 < options.lr < float("inf"), "--lr must be a positive number"),
+        (0 <= options.momentum < 1, f"--momentum must be in [0, 1), not {options.momentum}"),
+        (all(width >= 1 for width in options.hidden), "--hidden widths must be at least 1"),
+        (0 <= options.seed < 2**31, f"--seed must be in 0 to {2**31 - 1}, not {options.seed}"),
+        (options.limit is None or options.limit >= 1, "--limit must be at least 1"),
+        (options.port is None or 0 < options.port < 65536, "--port must be in 1 to 65535"),
+        (0 < options.timeout < 86400, "--timeout must be in seconds, more than 0, up to a day"),
+    ]
+    if isinstance(options, Train):
+        every = options.checkpoint_every
+        rules += [
+            (every is None or every >= 1, "--checkpoint-every must be at least 1"),
+            (
+                every is None or options.checkpoint is not None,
+                "--checkpoint-every needs --checkpoint DIR, the folder to save in",
+            ),
+            (
+                not options.resume or options.checkpoint is not None,
+                "--resume needs --checkpoint DIR, the folder to go on from",
+            ),
+        ]
+    for holds, sentence in rules:
+        if not holds:
+            raise CommandError(sentence, USAGE)
+    check_rate(options.rate)
+
+
+def check_hosts(number: int, flag: str) -> None:
+    """Refuse more processes than a machine can carry."""
+    most = min(LARGEST_GROUP, _WORKERS_PER_CORE * cores())
+    if number < 1:
+        raise CommandError(f"{flag} must be at least 1, not {number}", USAGE)
+    if number > LARGEST_GROUP:
+        raise CommandError(
+            f"{flag} {number} is too many for one machine: at most {LARGEST_GROUP}", USAGE
+        )
+    if number > most:
+        raise CommandError(
+            f"{flag} {number} is too many for {plural(cores(), 'core')}: at most {most}", USAGE
+        )
+
+
+def check_size(examples: int, plan: Plan, workers: int) -> None:
+    """Refuse a batch that the training set cannot fill even once."""
+    if plan.batch_size * workers > examples:
+        raise CommandError(
+            f"one step with --batch-size {plan.batch_size} on {plural(workers, 'worker')} takes "
+            f"{plan.batch_size * workers:,} images, but there are {examples:,}: "
+            "take a smaller --batch-size or a larger --limit",
+            USAGE,
+        )

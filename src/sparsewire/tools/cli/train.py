@@ -1,0 +1,133 @@
+"""`sparsewire train`: one scheme, in processes started here or by torchrun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import sparsewire as sw
+from sparsewire.notation import short
+from sparsewire.report import plural
+
+from ..tasks import mnist
+from . import checkpoint, display, site
+from .errors import USAGE, CommandError
+from .group import Group
+from .launcher import Job, launch
+from .options import Train, Training
+from .plan import Plan, check, check_size, make
+from .process import describe, leave_at_once
+from .recorder import Recorder
+from .records import Emit, Record, encode
+from .worker import take_part
+
+_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def train(options: Train) -> int:
+    """Train one scheme and return the exit code."""
+    check(options)
+    (plan,) = plans(options, [options.scheme], group_size(options))
+    prepare(plan, group_size(options))
+    if under_torchrun():
+        if options.rate is not None:
+            raise CommandError("--rate makes a network of its own: run it without torchrun", USAGE)
+        return _as_rank(options, plan)
+    record = Recorder(options.metrics, plan.resume, options.quiet)
+    with record:
+        stopped_by = run([plan], options, record)
+    return _conclude(options, plan, record.results[-1].summary, stopped_by)
+
+
+def run(plans: Sequence[Plan], options: Training, emit: Emit) -> signal.Signals | None:
+    """Train `plans` in turn in processes of our own, and return the signal that stopped them."""
+    job = Job("sparsewire.tools.cli.worker", [asdict(plan) for plan in plans])
+    with site.choose(options.workers, options.rate) as place:
+        return launch(job, place, emit, port=options.port, debug=options.debug)
+
+
+def under_torchrun() -> bool:
+    """Whether this process was started as a rank already."""
+    return all(name in os.environ for name in _TORCHRUN)
+
+
+def group_size(options: Training) -> int:
+    """How many workers there will be."""
+    return int(os.environ["WORLD_SIZE"]) if under_torchrun() else options.workers
+
+
+def plans(options: Training, schemes: Sequence[str], workers: int) -> list[Plan]:
+    """One checked plan for each scheme text; nothing has started yet when this raises."""
+    canonical = [repr(sw.parse(text)) for text in schemes]
+    folder = mnist.find(options.data)
+    examples = mnist.load(folder, options.limit).train
+    made = [make(options, scheme, folder) for scheme in canonical]
+    for plan in made:
+        check_size(len(examples), plan, workers)
+    return made
+
+
+def prepare(plan: Plan, workers: int) -> None:
+    """See that checkpoints can be read and written before any worker starts."""
+    if plan.checkpoint is None:
+        return
+    directory = Path(plan.checkpoint)
+    if plan.resume:
+        checkpoint.to_resume(plan, workers).verify()
+    else:
+        checkpoint.refuse_to_overwrite(directory)
+    checkpoint.check_writable(directory)
+
+
+def _as_rank(options: Train, plan: Plan) -> int:
+    """Take part as the rank that torchrun made this process."""
+    first = os.environ["RANK"] == "0"
+    record = Recorder(options.metrics if first else None, plan.resume, options.quiet or not first)
+    stop_on = (signal.SIGINT, signal.SIGTERM)
+    try:
+        with record:
+            stopped = take_part(
+                [plan], lambda: Group.from_environment(plan.timeout), record, stop_on
+            )
+    except Exception as error:
+        report = describe(error)
+        steps = report["steps"]
+        where = f" failed after {plural(steps, 'step')}" if steps is not None else ""
+        said = report["traceback"] if options.debug else ""
+        print(
+            f"{said}sparsewire: worker {os.environ['RANK']}{where}: {report['sentence']}",
+            file=sys.stderr,
+        )
+        leave_at_once(1)
+    stopped_by = signal.SIGINT if stopped else None
+    if first:
+        return _conclude(options, plan, record.results[-1].summary, stopped_by)
+    return 128 + stopped_by if stopped_by else 0
+
+
+def _conclude(
+    options: Train, plan: Plan, summary: Record, stopped_by: signal.Signals | None
+) -> int:
+    """Print the result and return the exit code."""
+    if options.json:
+        print(encode(summary))
+    elif not options.quiet:
+        print(
+            f"{short(plan.scheme)}: test accuracy {summary['test_accuracy']:.2%} after "
+            f"{plural(summary['step'], 'step')}, {display.cost(summary)}"
+        )
+    if not summary["stopped"]:
+        return 0
+    code = 128 + (stopped_by or signal.SIGINT)
+    where = f"stopped after step {summary['step']} of {summary['steps']}"
+    if plan.checkpoint:
+        raise CommandError(
+            f"{where}; the state is saved in {options.checkpoint}: "
+            "the same command with --resume goes on from there",
+            code,
+        )
+    raise CommandError(f"{where}; nothing was saved: --checkpoint DIR makes a run resumable", code)

@@ -1,0 +1,254 @@
+"""`sparsewire bench train`: what follows from curves, and real races over loopback."""
+
+from __future__ import annotations
+
+import io
+import json
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from sparsewire.tools.bench.race import page, picture, table
+from sparsewire.tools.bench.race.plan import LEARNING_RATES, Plan
+from sparsewire.tools.bench.race.results import Point, Race, Runner, headline, remarks
+from sparsewire.tools.bench.results import ResultsError, dumps
+from sparsewire.tools.bench.timing import Timing
+from sparsewire.tools.cli import main
+from sparsewire.tools.lab import Link
+from tests.tools.tasks import idxfile
+
+from .conftest import bench, results
+
+LOOPBACK = ["--loopback", "--hosts", "2", "--hidden", "32", "--batch-size", "32"]
+
+
+def runner(name: str, *accuracies: float, step: float, failed: str | None = None) -> Runner:
+    """One that was looked at every ten steps of so many seconds, and sent a kilobyte in each."""
+    points = [Point(0, 0.0, 0.1)]
+    for number, accuracy in enumerate(accuracies, start=1):
+        steps = 10 * number
+        points.append(Point(steps, steps * step, accuracy, 1000.0 * steps, 1100.0 * steps))
+    return Runner(name, tuple(points), failed)
+
+
+@pytest.fixture
+def race() -> Race:
+    """Dense gets there in fewer steps, TopK sooner, and two never do."""
+    return Race(
+        setting=results().setting,
+        model={"name": "mnist", "parameters": 38_000_000, "tensors": 8, "examples": 40},
+        hosts=4,
+        network="lab",
+        rate=10**9,
+        links=(Link(0, 10**9, 0.97e9, 0.98e9),),
+        target=0.97,
+        limit_steps=30,
+        runners=(
+            runner("dense DDP", 0.95, 0.971, step=2.0),
+            runner("TopK(0.01)", 0.9, 0.96, 0.972, step=0.5),
+            runner("RandomK(0.01)", 0.3, 0.5, 0.6, step=0.5),
+            runner("TopK(0.5)", step=1.0, failed="the loss <was> no longer finite"),
+        ),
+    )
+
+
+def test_who_got_there_and_when(race: Race) -> None:
+    dense, sparse, late, broken = race.runners
+    assert [one.name for one in race.arrived] == ["TopK(0.01)", "dense DDP"]
+    assert race.speed_up(sparse) == pytest.approx(40 / 15)
+    assert race.speed_up(dense) == 1
+    assert race.speed_up(late) is None
+    assert race.images_per_second(sparse) == pytest.approx(4 * 40 / 0.5)
+    assert race.images_per_second(broken) is None
+    assert headline(race) == (
+        "On 4 hosts at 1 Gbit/s, TopK(0.01) reaches 97 % on MNIST in 15.0 s, "
+        "dense DDP in 40.0 s: 2.7× faster."
+    )
+    said = remarks(race)
+    assert "TopK(0.01) needs 10 steps more than dense DDP." in said
+    assert any("RandomK(0.01) did not get there in 30 steps" in sentence for sentence in said)
+    assert "TopK(0.5) failed: the loss <was> no longer finite" in said
+
+
+@pytest.mark.parametrize(
+    ("step", "ending"),
+    [
+        (0.6, "dense DDP in 40.0 s: 2.2× faster."),
+        (0.7, "dense DDP in 40.0 s: they cannot be told apart in this run."),  # 21 s against 20
+        (1.33, "dense DDP in 40.0 s: they cannot be told apart in this run."),
+        (1.9, "dense DDP in 40.0 s: they cannot be told apart in this run."),
+        (2.1, "dense DDP in 40.0 s: 1.6× slower."),
+    ],
+)
+def test_a_headline_for_every_outcome(race: Race, step: float, ending: str) -> None:
+    sparse = runner("TopK(0.01)", 0.9, 0.96, 0.972, step=step)
+    one = replace(race, runners=(race.runners[0], sparse))
+    assert headline(one).endswith(ending)
+    later = "TopK(0.01) gets there later than dense DDP." in remarks(one)
+    assert later is ending.endswith("slower.")
+    against = table.cells(one, sparse)[5]
+    assert ending.endswith(f"{against}.") or (against == "unclear" and "told apart" in ending)
+
+
+def test_a_time_spreads_between_two_looks_and_with_the_time_per_step() -> None:
+    even = runner("TopK(0.01)", 0.9, 0.96, 0.972, step=0.5)
+    assert even.timing == Timing(15.0, 10.0, 15.0)
+    uneven = (Point(0, 0.0, 0.1), Point(10, 10.0, 0.5), Point(20, 11.0, 0.97))
+    assert Runner("TopK(0.01)", uneven).timing == Timing(11.0, 1.0, 20.0)
+
+
+def test_schemes_that_get_there_together_share_the_headline(race: Race) -> None:
+    dense, sparse, *_ = race.runners
+    other = runner("RandomK(0.01)", 0.9, 0.96, 0.972, step=0.6)
+    assert headline(replace(race, runners=(dense, sparse, other))).endswith(
+        ": 2.7× faster; RandomK(0.01) cannot be told apart from it."
+    )
+
+
+def test_headlines_without_a_winner(race: Race) -> None:
+    dense, sparse, late, _ = race.runners
+    assert "dense DDP reaches" in headline(replace(race, runners=(dense, late)))
+    assert headline(replace(race, runners=(late,))).endswith(
+        "nobody reached 97 % on MNIST in 30 steps."
+    )
+    assert headline(replace(race, runners=(sparse,))).endswith("in 15.0 s.")
+    slow = runner("dense DDP", 0.5, step=1.0)
+    assert headline(replace(race, runners=(slow, sparse))).endswith("dense DDP does not.")
+
+
+def test_json_round_trip(race: Race) -> None:
+    content = json.loads(dumps(race.to_dict()))
+    assert Race.from_dict(content) == race
+    _, sparse, late, broken = content["contenders"]
+    assert sparse["summary"]["seconds_to_target"] == 15
+    assert sparse["summary"]["bytes_to_target"] == 33000
+    assert (late["reached"], late["summary"]["seconds_to_target"]) == (False, None)
+    assert late["summary"]["best_accuracy"] == 0.6
+    assert broken["failed"]
+    with pytest.raises(ResultsError, match="kind 'step'"):
+        Race.from_dict({**content, "kind": "step"})
+    with pytest.raises(ResultsError, match="no results"):
+        Race.from_dict({"schema": 1, "kind": "train"})
+
+
+def test_a_plan_survives_json(tmp_path: Path) -> None:
+    plan = Plan(("dense DDP",), 0.9, 8, (16, 16), "sgd", 0.1, 5, 50, 0, str(tmp_path), 60.0)
+    assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+
+
+def test_table_picture_and_page(race: Race, tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=100)
+    console.print(table.build(race))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    for text in ("To 97 % on MNIST", "15.0 s", "2.7× faster", "never", "> 30", "failed"):
+        assert text in shown
+    picture.save(race, tmp_path / "train.png", tmp_path / "train.svg")
+    assert (tmp_path / "train.png").read_bytes().startswith(b"\x89PNG")
+    ElementTree.parse(tmp_path / "train.svg")
+    text = page.render(race)
+    assert page.render(race) == text, "the same from the same"
+    assert "2.7× faster" in text
+    assert "&lt;was&gt;" in text
+    assert "<was>" not in text
+    assert "<script" not in text
+    assert text.count("<svg ") == 1
+
+
+def test_command_line_knows_the_learning_rates() -> None:
+    """It names them itself, so that --help need not import torch."""
+    pytest.importorskip("tyro")
+    from sparsewire.tools.cli.options.bench import RACE_RATES
+
+    said = ", ".join(f"{rate:g} for {name}" for name, rate in LEARNING_RATES.items())
+    assert f"(default: {said})" == RACE_RATES
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small share of MNIST."""
+    return idxfile.write_mnist(tmp_path_factory.mktemp("data"), 2112, 500)
+
+
+def race_over_loopback(folder: Path, data: Path, *words: str) -> dict[str, Any]:
+    ended = bench(folder, *LOOPBACK, "--data", str(data), *words, "--out", "out", command="train")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout
+    content: dict[str, Any] = json.loads((folder / "out" / "results.json").read_text())
+    assert (folder / "out" / "train.png").exists()
+    assert "bench train" in (folder / "out" / "report.html").read_text()
+    return {one["name"]: one for one in content["contenders"]}
+
+
+def test_a_race(tmp_path: Path, data: Path) -> None:
+    words = ["--target", "0.5", "--evaluate-every", "5", "--limit-steps", "80", "--lr", "0.1"]
+    found = race_over_loopback(tmp_path, data, *words, "--schemes", "TopK(0.05)")
+    assert list(found) == ["dense DDP", "TopK(0.05)"]
+    for one in found.values():
+        points = one["points"]
+        assert one["reached"]
+        assert [point["step"] for point in points] == list(range(0, 5 * len(points), 5))
+        assert points[0]["accuracy"] < 0.5 <= points[-1]["accuracy"]
+        assert all(point["accuracy"] < 0.5 for point in points[:-1])
+        seconds = [point["seconds"] for point in points]
+        assert seconds == sorted(seconds)
+        assert one["summary"]["steps_to_target"] == points[-1]["step"]
+    dense, sparse = found.values()
+    assert dense["points"][0] == sparse["points"][0], "the same weights to begin with"
+    parameters = 784 * 32 + 32 + 32 * 10 + 10
+    assert dense["points"][1]["payload"] == 5 * 4 * parameters
+    assert sparse["points"][1]["payload"] < dense["points"][1]["payload"] / 5
+
+
+def test_those_who_never_get_there(tmp_path: Path, data: Path) -> None:
+    words = ["--target", "0.999", "--evaluate-every", "4", "--limit-steps", "6"]
+    found = race_over_loopback(tmp_path, data, *words, "--schemes", "TopK(0.05)")
+    for one in found.values():
+        assert not one["reached"]
+        assert one["failed"] is None
+        assert [point["step"] for point in one["points"]] == [0, 4, 6]
+        assert one["summary"]["seconds_to_target"] is None
+
+
+def test_those_who_diverge(tmp_path: Path, data: Path) -> None:
+    words = ["--lr", "1e30", "--evaluate-every", "4", "--limit-steps", "8"]
+    found = race_over_loopback(tmp_path, data, *words, "--schemes", "TopK(0.05)")
+    for one in found.values():
+        assert "was no longer a finite number" in one["failed"]
+        assert "try a smaller --lr" in one["failed"]
+
+
+WRONG_WORDS = [
+    ("--target 1", "--target must be between 0 and 1"),
+    ("--target 97", "--target must be between 0 and 1"),
+    ("--hosts 1", "--hosts must be at least 2"),
+    ("--rate fast", "--rate: 'fast' is no rate"),
+    ("--schemes TopKK(1)", "did you mean TopK?"),
+    ("--schemes --peers", "nothing to measure"),
+    ("--evaluate-every 0", "--evaluate-every must be"),
+    ("--limit-steps 0", "--limit-steps must be"),
+    ("--lr 0", "--lr must be a positive number"),
+    ("--hidden 0", "--hidden widths must be at least 1"),
+    ("--batch-size 0", "--batch-size must be at least 1"),
+    ("--seed -1", "--seed must be in"),
+]
+
+
+@pytest.mark.parametrize(("words", "reason"), WRONG_WORDS, ids=[case[0] for case in WRONG_WORDS])
+def test_wrong_words(capsys: pytest.CaptureFixture[str], words: str, reason: str) -> None:
+    assert main(["bench", "train", "--hosts", "2", *words.split()]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1
+    assert reason in shown.err
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["bench"], ["bench", "train", "--help"]):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert not ended.value.code
+        assert "  sparsewire bench train --rate 100mbit" in capsys.readouterr().out

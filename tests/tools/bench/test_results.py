@@ -1,0 +1,255 @@
+"""What follows from samples, and that JSON, table, picture and page all say it."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import sparsewire as sw
+from sparsewire.tools.bench import contenders, page, picture, table
+from sparsewire.tools.bench.plan import Plan, interleave
+from sparsewire.tools.bench.results import Results, ResultsError, headlines, remarks
+from sparsewire.tools.bench.setting import Setting
+
+from .conftest import contender, results, run
+
+
+def test_every_round_has_everybody_and_every_other_goes_backwards() -> None:
+    turns = interleave(["a", "b", "c"], 3)
+    assert [name for number, name in turns if number == 0] == ["a", "b", "c"]
+    assert [name for number, name in turns if number == 1] == ["c", "b", "a"]
+    assert [name for number, name in turns if number == 2] == ["a", "b", "c"]
+    assert [number for number, _ in turns] == sorted(number for number, _ in turns)
+
+
+def test_a_plan_survives_json() -> None:
+    plan = Plan("mnist", None, interleave(["a", "b"], 2), 5, 60.0, {"a": 3})
+    assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("dense", "dense DDP"),
+        (" Dense DDP ", "dense DDP"),
+        ("BF16", "bf16 hook"),
+        ("powersgd-4", "PowerSGD rank 4"),
+    ],
+)
+def test_names_of_peers(typed: str, name: str) -> None:
+    assert contenders.peer(typed) == name
+    assert contenders.kind(name) == "peer"
+
+
+def test_what_exchanges_nothing_is_a_floor() -> None:
+    assert contenders.kind("compute alone") == contenders.kind("DDP, no exchange") == "floor"
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("TopK(ratio=0.01)", "TopK(0.01)"),
+        ("Scheme(TopK(0.01))", "TopK(0.01)"),
+        ("Scheme(TopK(0.01),values=TwoBit())", "Scheme(TopK(0.01), values=TwoBit())"),
+    ],
+)
+def test_names_of_schemes(typed: str, name: str) -> None:
+    assert contenders.scheme(typed) == name
+    assert contenders.scheme(name) == name
+    assert sw.parse(name) == sw.parse(typed)
+    assert contenders.kind(name) == "scheme"
+
+
+def test_an_unknown_peer() -> None:
+    with pytest.raises(sw.SchemeError, match="did you mean powersgd-1"):
+        contenders.peer("powersgd1")
+
+
+def test_command_line_knows_the_peers() -> None:
+    """It names them itself, so that --help need not import torch."""
+    pytest.importorskip("tyro")
+    from sparsewire.tools.cli.options.bench import PEERS
+
+    assert set(PEERS) <= set(contenders.SHORT)
+
+
+def test_median_quartiles_and_parts() -> None:
+    one = contender("TopK(0.01)", 1.0, 2.0, 3.0, 4.0, 90.0)
+    assert one.median == 3.0
+    assert one.quartiles == (2.0, 4.0)
+    assert sum(one.parts.values()) == pytest.approx(one.median)
+    assert one.parts["exchange"] == pytest.approx(1.5)
+    assert one.hidden == pytest.approx(0.5)
+    assert one.sent == 1100.0
+
+
+def test_results_survive_json(measured: Results, tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    measured.write(path)
+    assert Results.read(path).to_dict() == json.loads(path.read_text())
+    again = Results.read(path)
+    assert headlines(again) == headlines(measured)
+    assert again.runs[0].dense is not None
+    assert again.runs[0].dense.median == measured.runs[0].dense.median  # type: ignore[union-attr]
+    summary = json.loads(path.read_text())["runs"][0]["contenders"][-1]["summary"]
+    assert summary["times_dense"] == pytest.approx(0.69 / 2.26, abs=1e-6)
+    assert summary["examples_per_second"] == pytest.approx(2 * 16 / 0.69, abs=1e-6)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"schema": 9, "kind": "step"}'])
+def test_what_is_no_results(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(content)
+    with pytest.raises(ResultsError):
+        Results.read(path)
+
+
+def test_headlines(measured: Results) -> None:
+    slow, fast = headlines(measured)
+    assert slow == (
+        "On 2 hosts at 1 Gbit/s, a step takes 0.69 s with TopK(0.01), 2.26 s with dense DDP: "
+        "3.3× faster."
+    )
+    assert fast == (
+        "On 2 hosts over unshaped links, a step takes 400 ms with TopK(0.01), 300 ms with dense "
+        "DDP: 1.3× slower."
+    )
+
+
+def test_no_winner_among_those_whose_spreads_overlap() -> None:
+    floor, noisy = contender("compute alone", 1.0), contender("TopK(0.01)", 1.5, 1.9, 2.4)
+    dense, other = contender("dense DDP", 2.0, 2.1, 2.2), contender("RandomK(0.01)", 1.8, 2.1)
+    (headline,) = headlines(results(run(floor, dense, other, noisy)))
+    assert headline.endswith("with dense DDP: they cannot be told apart in this run.")
+    slow = contender("dense DDP", 9.0, 9.5, 9.9)
+    (headline,) = headlines(results(run(floor, slow, other, noisy)))
+    assert headline.endswith(": 5.0× faster; RandomK(0.01) cannot be told apart from it.")
+    (headline,) = headlines(results(run(floor, other, noisy)))
+    assert headline.endswith(
+        "with TopK(0.01), 1.90× compute alone; RandomK(0.01) cannot be told apart from it."
+    )
+
+
+def test_bars_say_what_the_headline_says() -> None:
+    noisy, dense = contender("TopK(0.01)", 1.5, 1.9, 2.4), contender("dense DDP", 2.0, 2.1, 2.2)
+    floors = contender("compute alone", 1.0), contender("DDP, no exchange", 1.1)
+    measured = run(*floors, dense, noisy)
+    assert [measured.against_dense(one) for one in measured.finished] == ["", "", "", "unclear"]
+    text = page.render(results(measured))
+    assert '<span class="soft">unclear</span>' in text
+    assert "× faster" not in text
+    assert "× slower" not in text
+
+
+def test_remarks_claim_no_more_than_the_spread_allows() -> None:
+    floor, sparse = contender("compute alone", 0.5), contender("TopK(0.01)", 1.9, 2.0, 2.1)
+    close, far = contender("fp16 hook", 1.8, 1.95, 2.0), contender("bf16 hook", 2.6, 2.7)
+    noisy, idle = contender("dense DDP", 1.0, 1.9, 3.0), contender("DDP, no exchange", 0.6)
+    assert remarks(run(floor, noisy, close, far, idle, sparse)) == [
+        "fp16 hook cannot be told apart from TopK(0.01): 1.95 s against 2.00 s.",
+        "Compute alone takes 500 ms; TopK(0.01) takes 4.00 times that.",
+    ]
+
+
+def test_remarks_speak_against_us_too(measured: Results) -> None:
+    slow, fast = (remarks(run) for run in measured.runs)
+    assert slow[0] == "PowerSGD rank 1 is faster than TopK(0.01): 500 ms against 690 ms."
+    assert any("bf16 hook failed: the backend <gloo>" in sentence for sentence in slow)
+    assert "Slower than dense DDP: TopK(0.01)." in fast
+
+
+def test_tables_fit_a_narrow_terminal(measured: Results) -> None:
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(*table.build(measured, measured.runs[0]), sep="\n")
+    shown = console.export_text()
+    assert "PowerSGD rank 1" in shown
+    assert "2,260" in shown
+    assert "update" in shown
+    assert "…" not in shown
+
+
+class _Reader(HTMLParser):
+    """Collects what a page is made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.links: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in {"meta", "rect", "line"}:
+            self.open.append(tag)
+        self.links += [value or "" for name, value in attributes if name in {"src", "href"}]
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in {"rect", "line"}:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_page(measured: Results) -> None:
+    text = page.render(measured)
+    reader = _Reader()
+    reader.feed(text)
+    assert reader.open == []
+    assert reader.links == []
+    assert "script" not in reader.tags
+    assert "svg" in reader.tags
+    assert not re.search(r"https?:|//\w|@import|url\(", text)
+    for sentence in headlines(measured) + remarks(measured.runs[0]):
+        assert sentence in reader.text
+    assert "prefers-color-scheme: dark" in text
+    assert '<p class="kicker">sparsewire bench step</p>' in text
+
+
+def test_no_line_of_a_page_ends_inside_a_quantity_or_a_date(measured: Results) -> None:
+    text = page.render(measured)
+    for whole in ("0.69 s", "1 Gbit/s", "3.3× faster", "2020-02-02", "2020-02-02T20:20:20+00:00"):
+        assert f'<span class="together">{whole}</span>' in text
+        assert f" {whole}" not in text
+    assert ".together { white-space: nowrap; }" in text
+
+
+def test_page_escapes_everything() -> None:
+    evil = "<script>alert('\"&')</script>"
+    named = run(contender("compute alone", 1.0), contender(evil, 2.0), contender("x", failed=evil))
+    text = page.render(results(named, name=evil))
+    reader = _Reader()
+    reader.feed(text)
+    assert "script" not in reader.tags
+    assert reader.text.count(evil) >= 4
+    assert "alert('\"" not in text
+
+
+def test_picture(measured: Results, tmp_path: Path) -> None:
+    png, svg = tmp_path / "step.png", tmp_path / "step.svg"
+    picture.save(measured, png, svg)
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert png.stat().st_size > 10_000
+    first = svg.read_bytes()
+    assert ElementTree.fromstring(first).tag.endswith("svg")
+    picture.save(measured, svg)
+    assert svg.read_bytes() == first, "the same results give the same file"
+
+
+def test_the_commit_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMMIT", "c0ffee")
+    setting = Setting.here({"rounds": 3})
+    assert setting.commit == "c0ffee"
+    assert setting.machine["cores"] >= 1
+    assert setting.versions["torch"]
