@@ -7,8 +7,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 OLDEST := .venv-oldest
+FAST := src/sparsewire tests/laws $(filter-out tests/test_docs.py tests/test_packaging.py tests/test_benchmarks.py, $(wildcard tests/test_*.py)) tests/golden -k "not messages and not buckets"
 
-.PHONY: demo test test-oldest lint bench-wire bench-encode bench-share bench-table2 bench-step bench-dropping bench-train bench-scale fuzz wheel clean help
+.PHONY: demo test test-fast test-oldest lint bench-wire bench-encode bench-share bench-table2 bench-step bench-dropping bench-train bench-scale fuzz wheel clean help
 
 help:  ## what there is to make
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -42,6 +43,9 @@ demo: $(STAMP)  ## train real MNIST on 4 hosts with 1 Gbit/s links, dense agains
 
 test: $(DEV)  ## all tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+
+test-fast: $(DEV)  ## the tests that start no processes: the laws and the parts, in about a minute
+	$(BIN)/python -m pytest --numprocesses 2 --quiet $(FAST)
 
 test-oldest: $(OLDEST)/.installed  ## the core of the tests on the oldest torch, numpy and numba that are supported
 	$(OLDEST)/bin/python -m pytest --numprocesses 2 --dist loadgroup tests/test_selectors.py tests/test_functional.py tests/laws tests/distributed
