@@ -26,12 +26,13 @@ from torch import Tensor
 
 import sparsewire as sw
 from sparsewire import kernels
-from sparsewire.desk import Call
-from sparsewire.engine import Exchange, agree
+from sparsewire.counters import Counters
+from sparsewire.exchange import Call, Exchange, status_of
 from sparsewire.groups import drive
-from sparsewire.meter import Meter
+from sparsewire.randomness import RandomKey
 from sparsewire.segments import Segments
-from sparsewire.selectors import Draw, Selector
+from sparsewire.selectors import Accumulation, Selector
+from sparsewire.state import RESIDUAL, StepState
 from sparsewire.workspace import Workspace
 
 Shapes = dict[str, tuple[int, ...]]
@@ -102,7 +103,7 @@ CUTS: dict[str, tuple[Callable[[int], Shapes], str]] = {
 
 @dataclass
 class Rank:
-    """One rank that deposits and withdraws, step after step."""
+    """One rank that accumulates and selects, step after step."""
 
     selector: Selector
     segments: Segments
@@ -118,11 +119,11 @@ class Rank:
     def gradient(self) -> Tensor:
         return self.gradients[self.step % GRADIENTS][: self.segments.size]
 
-    def withdraw(self) -> kernels.Taken:
+    def select(self) -> kernels.Selection:
         """One step with sparsewire's kernels."""
         before, after = self.pages
-        draw = Draw(0, self.step, 0)
-        taken = self.selector.withdraw(before, self.gradient(), after, self.segments, draw)
+        accumulation = Accumulation(before, self.gradient(), after)
+        taken = self.selector.select(accumulation, self.segments, RandomKey(0, self.step, 0))
         self.pages.reverse()
         self.step += 1
         return taken
@@ -130,15 +131,15 @@ class Rank:
 
 @dataclass
 class Plain(Rank):
-    """The same with what a user would write in torch: add, topk, gather, scatter, per piece."""
+    """The same with what a user would write in torch: add, topk, gather, scatter, per segment."""
 
     def step_once(self) -> None:
         before, after = self.pages
         torch.add(before[:-1], self.gradient(), out=after[:-1])
-        for piece in self.segments.pieces:
-            view = after[piece.start : piece.stop]
-            if piece.count < piece.length:
-                _, indices = view.abs().topk(piece.count, sorted=False)
+        for segment in self.segments.sparse:
+            view = after[segment.start : segment.stop]
+            if segment.count < segment.length:
+                _, indices = view.abs().topk(segment.count, sorted=False)
                 view.gather(0, indices)
                 view.scatter_(0, indices, 0.0)
         self.pages.reverse()
@@ -157,7 +158,7 @@ def noise(size: int, device: torch.device) -> list[Tensor]:
 
 def cut(selector: Selector, name: str, size: int) -> Segments:
     shapes, scope = CUTS[name]
-    return sw.Scheme(selector, scope=scope).cut(shapes(size))  # type: ignore[arg-type]
+    return sw.Scheme(selector, scope=scope).partition(shapes(size))  # type: ignore[arg-type]
 
 
 def repeats_for(size: int, device: torch.device, most: int) -> int:
@@ -178,7 +179,7 @@ def measure(size: int, device: torch.device, repeats: int) -> dict[str, float]:
     for name in CUTS:
         for selector in SELECTORS:
             rank = Rank(selector, cut(selector, name, size), gradients)
-            jobs[f"{selector!r} {name}"] = rank.withdraw
+            jobs[f"{selector!r} {name}"] = rank.select
         plain = Plain(sw.TopK(0.01), cut(sw.TopK(0.01), name, size), gradients)
         if device.type == "cuda" or size < 20e6:
             jobs[f"plain {name}"] = plain.step_once
@@ -199,7 +200,7 @@ def decoding(size: int, gradients: list[Tensor]) -> dict[str, Job]:
     selector = sw.TopK(0.01)
     segments = cut(selector, "ResNet-18", size)
     rank = Rank(selector, segments, gradients)
-    taken = [rank.withdraw() for _ in range(8)]
+    taken = [rank.select() for _ in range(8)]
     messages = [(t.indices, t.values) for t in taken]
     flat = torch.empty(segments.size, device=gradients[0].device)
     kernel = kernels.on(flat.device)
@@ -212,24 +213,24 @@ def decoding(size: int, gradients: list[Tensor]) -> dict[str, Job]:
 
 
 def exchanges(size: int, gradients: list[Tensor]) -> dict[str, Job]:
-    """A rank's whole exchange but for the network: header, message, digest, checks and all."""
+    """A rank's whole exchange but for the network: header, message, checksum, checks and all."""
 
-    def once(rank: Rank, exchange: Exchange, flat: Tensor, meter: Meter) -> None:
+    def once(rank: Rank, exchange: Exchange, flat: Tensor, counters: Counters) -> None:
         flat[:1] = rank.step  # the mean of the last step is as good a gradient as any
-        fields = [{"residual": page} for page in rank.pages]
-        run = exchange.run(flat, *fields, Call(rank.step, 0, 1), meter, rank.work)
-        finding = drive(run, sw.Alone(), meter)
-        next(agree([finding], 0))  # the verdict, which nobody waits for yet
+        state = StepState(*({RESIDUAL: page} for page in rank.pages))
+        run = exchange.run(flat, state, Call(rank.step, 0), counters, rank.work)
+        finding = drive(run, sw.groups.Alone(), counters)
+        status_of([finding], 0)  # which nobody waits for yet
         rank.pages.reverse()
         rank.step += 1
 
     jobs: dict[str, Job] = {}
     for selector in SELECTORS:
         scheme = sw.Scheme(selector, collective=sw.AllGather())
-        exchange = Exchange(scheme, cut(selector, "ResNet-18", size))
+        exchange = Exchange(scheme, cut(selector, "ResNet-18", size), 1)
         rank = Rank(selector, exchange.segments, gradients)
         flat = rank.gradient().clone()
-        jobs[f"exchange {selector!r}"] = partial(once, rank, exchange, flat, Meter())
+        jobs[f"exchange {selector!r}"] = partial(once, rank, exchange, flat, Counters())
     return jobs
 
 
@@ -241,10 +242,10 @@ def workspace(size: int, gradients: list[Tensor]) -> dict[str, float]:
         rank = Rank(selector, cut(selector, "ResNet-18", size), gradients)
         flat = torch.empty(rank.segments.size, device=gradients[0].device)
         before = torch.cuda.memory_allocated()
-        rank.withdraw()
+        rank.select()
         kept = torch.cuda.memory_allocated() - before
         torch.cuda.reset_peak_memory_stats()
-        taken = rank.withdraw()
+        taken = rank.select()
         messages = [(taken.indices, taken.values)] * 8
         kernels.on(flat.device).add_up(flat, messages, 1 / 8, rank.segments)
         most = torch.cuda.max_memory_allocated() - before - kept

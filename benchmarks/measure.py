@@ -32,8 +32,8 @@ class Page:
 
     def target(self, name: str, value: float, limit: float, unit: str) -> None:
         """One line that says whether a target is met."""
-        verdict = "PASS" if value <= limit else "FAIL"
-        self.say(f"  {verdict}  {name}: {value:.4g} {unit}, target at most {limit:.4g}")
+        status = "PASS" if value <= limit else "FAIL"
+        self.say(f"  {status}  {name}: {value:.4g} {unit}, target at most {limit:.4g}")
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

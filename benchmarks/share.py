@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import sparsewire as sw
-from sparsewire.desk import Call
-from sparsewire.engine import Exchange
+from sparsewire.counters import Counters
+from sparsewire.exchange import Call, Exchange
 from sparsewire.groups.simulated import SimulatedGroup
 from sparsewire.kernels import SWITCH
-from sparsewire.meter import Meter
+from sparsewire.state import RESIDUAL, StepState
 from sparsewire.tools.tasks import mnist
 from sparsewire.tools.tasks.models import Transformer, resnet18
 from sparsewire.workspace import Workspace
@@ -55,36 +55,48 @@ class Training:
     def gradient(self, exchange: Exchange, batch: Batch) -> Tensor:
         self.backward(batch)
         found = dict(self.model.named_parameters())
-        parts = [found[span.name].grad for span in exchange.segments.spans]
+        parts = [found[span.name].grad for span in exchange.segments.params]
         return torch.cat([part.reshape(-1) for part in parts if part is not None])
 
-    def cut(self, scheme: str) -> Exchange:
+    def exchange(self, scheme: str, workers: int) -> Exchange:
         chosen = sw.parse(scheme).at(0)
         shapes = {name: tuple(p.shape) for name, p in self.model.named_parameters()}
-        return Exchange(chosen, chosen.cut(shapes))
+        return Exchange(chosen, chosen.partition(shapes), workers)
 
 
 class Crew:
     """Workers that exchange the same gradient over and over: only the time counts."""
 
-    def __init__(self, exchange: Exchange, gradient: Tensor, workers: int) -> None:
-        self.exchange, self.workers, self.step = exchange, workers, 0
-        self.flats = [gradient.clone() for _ in range(workers)]
-        blank = torch.zeros(gradient.numel() + 1, device=gradient.device)
-        self.pages = [[blank.clone(), blank.clone()] for _ in range(workers)]
-        self.meters = [Meter() for _ in range(workers)]
-        self.work = [Workspace() for _ in range(workers)]
+    def __init__(self, exchange: Exchange, gradient: Tensor) -> None:
+        self.exchange, self.step = exchange, 0
+        self.ranks = range(exchange.world_size)
+        self.group = SimulatedGroup(exchange.world_size)
+        self.flats = [gradient.clone() for _ in self.ranks]
+        self.pages = [pages(exchange, gradient.device) for _ in self.ranks]
+        self.all_counters = [Counters() for _ in self.ranks]
+        self.work = [Workspace() for _ in self.ranks]
 
     def once(self) -> None:
-        runs = []
-        for rank, (flat, pages) in enumerate(zip(self.flats, self.pages, strict=True)):
-            fields = [{"residual": page} for page in pages]
-            call = Call(self.step, rank, self.workers)
-            kept = self.meters[rank], self.work[rank]
-            runs.append(self.exchange.run(flat, *fields, call, *kept))
-            pages.reverse()
-        SimulatedGroup(self.workers).drive(runs, self.meters)
+        runs = [
+            self.exchange.run(
+                self.flats[rank],
+                StepState(*self.pages[rank]),
+                Call(self.step, rank),
+                self.all_counters[rank],
+                self.work[rank],
+            )
+            for rank in self.ranks
+        ]
+        self.group.drive(runs, self.all_counters)
+        for both in self.pages:
+            both.reverse()
         self.step += 1
+
+
+def pages(exchange: Exchange, device: torch.device) -> list[dict[str, Tensor]]:
+    """What a worker remembers, as the last step left it and as this one writes it."""
+    size = exchange.segments.size + 1
+    return [{RESIDUAL: torch.zeros(size, device=device)} for _ in range(2)]
 
 
 def perceptron() -> Training:
@@ -139,8 +151,8 @@ def shares(training: Training, workers: int, device: torch.device, repeats: int)
     jobs: dict[str, Callable[[], object]] = {"step": lambda: training.backward(batch)}
     for scheme in SCHEMES:
         for kind in ("reference", "auto"):
-            exchange = training.cut(scheme)
-            crew = Crew(exchange, training.gradient(exchange, batch), workers)
+            exchange = training.exchange(scheme, workers)
+            crew = Crew(exchange, training.gradient(exchange, batch))
 
             def once(crew: Crew = crew, kind: str = kind) -> None:
                 os.environ[SWITCH] = kind
@@ -168,48 +180,49 @@ PHASES = (("start", 40, 1.0), ("steady", 120, 1.0), ("rate / 10", 80, 0.1))
 
 
 def guesses(training: Training, device: torch.device) -> None:
-    """Train alone with TopK, and count the pieces whose floor was too high or too low to help."""
-    exchange = training.cut("TopK(0.01)")
+    """Train alone with TopK, and count the segments whose floor was too high or too low to help."""
+    exchange = training.exchange("TopK(0.01)", 1)
     segments = exchange.segments
-    pages = [torch.zeros(segments.size + 1, device=device) for _ in range(2)]
-    meter, step = Meter(), 0
+    kept = pages(exchange, device)
+    counters, step = Counters(), 0
     parameters = dict(training.model.named_parameters())
     batches = training.batches()
     page.say()
-    page.say(f"{training.name}: the floor that TopK(0.01) guesses for each of its pieces")
-    page.say(f"  {'phase':<12} {'steps':>6} {'pieces':>7} {'missed':>7}   a step that misses costs")
+    page.say(f"{training.name}: the floor that TopK(0.01) guesses for each of its segments")
+    page.say(
+        f"  {'phase':<12} {'steps':>6} {'segments':>7} {'missed':>7}   a step that misses costs"
+    )
     for phase, steps, factor in PHASES:
         before = misses(segments.scratch)
         costs: dict[bool, list[float]] = {True: [], False: []}
         for _ in range(steps):
             flat = training.gradient(exchange, next(batches))
-            fields = [{"residual": one} for one in pages]
             seen = misses(segments.scratch)
-            run = exchange.run(flat, *fields, Call(step, 0, 1), meter, Workspace())
-            started = meter.seconds["select"]
-            SimulatedGroup(1).drive([run], [meter])
-            costs[misses(segments.scratch) > seen].append(meter.seconds["select"] - started)
-            pages.reverse()
+            run = exchange.run(flat, StepState(*kept), Call(step, 0), counters, Workspace())
+            started = counters.seconds["select"]
+            SimulatedGroup(1).drive([run], [counters])
+            costs[misses(segments.scratch) > seen].append(counters.seconds["select"] - started)
+            kept.reverse()
             step += 1
             with torch.no_grad():
                 for span, view in segments.views(flat):
                     update = view.view(span.shape)
                     parameters[span.name].sub_(update, alpha=training.rate * factor)
         missed = misses(segments.scratch) - before
-        total = steps * len(segments.pieces)
+        total = steps * len(segments.sparse)
         slow = ""
         if device.type == "cpu" and all(costs.values()):
             ratio = statistics.median(costs[True]) / statistics.median(costs[False])
             slow = f"{ratio:.2f} times one that does not"
         share = f"{100 * missed / total:6.2f} %"
-        page.say(f"  {phase:<12} {steps:6} {len(segments.pieces):7} {share}   {slow}")
+        page.say(f"  {phase:<12} {steps:6} {len(segments.sparse):7} {share}   {slow}")
 
 
 def misses(scratch: dict[object, object]) -> int:
-    """How many pieces were missed so far."""
+    """How many segments were missed so far."""
     found = scratch.get("predictor")
     if isinstance(found, Tensor):
-        return int(found[:, 0].sum())  # of every piece: misses, steps
+        return int(found[:, 0].sum())  # of every segment: misses, steps
     return int(found["misses"]) if isinstance(found, dict) else 0
 
 

@@ -13,8 +13,10 @@ that the host's launches do not count, and products are bfloat16.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from measure import RESULTS, Page, machine, median_times
@@ -23,10 +25,14 @@ from torch.nn.functional import cross_entropy
 
 import sparsewire as sw
 from sparsewire.adapters.capture import Captured
-from sparsewire.desk import Call
-from sparsewire.engine import Exchange
-from sparsewire.groups.simulated import SimulatedGroup, results_of
-from sparsewire.meter import Meter
+from sparsewire.counters import Counters
+from sparsewire.exchange import Call, Exchange, Finding
+from sparsewire.groups import drive
+from sparsewire.groups.simulated import SimulatedGroup
+from sparsewire.randomness import RandomKey
+from sparsewire.requests import Request, Routine
+from sparsewire.selectors import Accumulation
+from sparsewire.state import RESIDUAL, StepState
 from sparsewire.tools.tasks.models import resnet18
 from sparsewire.workspace import Workspace
 
@@ -70,53 +76,72 @@ class Network:
         return dict(zip(self.shapes, found, strict=True))
 
 
+class Recorder(SimulatedGroup):
+    """Keeps what worker 0 is answered."""
+
+    def __init__(self) -> None:
+        super().__init__(WORKERS)
+        self.answers: list[Any] = []
+
+    def carry(self, ranks: Sequence[int], requests: Sequence[Request]) -> list[Any]:
+        answers = super().carry(ranks, requests)
+        self.answers.append(answers[0])
+        return answers
+
+
+class Enough(Exception):
+    """All answers were given."""
+
+
+class Player:
+    """Worker 0's group, which gives the first of the answers that were recorded."""
+
+    rank, size, doing = 0, WORKERS, ""
+
+    def __init__(self, answers: Sequence[Any], count: int) -> None:
+        self._answers, self._left = iter(answers), count
+
+    def start(self, request: Request) -> Any:
+        return next(self._answers)
+
+    def wait(self, ticket: Any) -> Any:
+        if not self._left:
+            raise Enough
+        self._left -= 1
+        return ticket
+
+
 class Worker:
     """One of 8 who exchange the same gradient over and over: only its time counts."""
 
     def __init__(self, text: str, gradient: dict[str, Tensor], device: torch.device) -> None:
-        scheme = sw.parse(text).at(0)
-        cuts = [
-            scheme.cut({n: tuple(g.shape) for n, g in gradient.items()}) for _ in range(WORKERS)
-        ]
-        parts = [gradient[span.name].reshape(-1) for span in cuts[0].spans]
+        self._scheme = sw.parse(text).at(0)
+        shapes = {name: tuple(g.shape) for name, g in gradient.items()}
+        cuts = [self._scheme.partition(shapes) for _ in range(WORKERS)]
+        parts = [gradient[span.name].reshape(-1) for span in cuts[0].params]
         self._gradient = torch.cat(parts).float()
-        self._exchanges = [Exchange(scheme, cut) for cut in cuts]
+        self._exchanges = [Exchange(self._scheme, cut, WORKERS) for cut in cuts]
         blank = torch.zeros(len(self._gradient) + 1, device=device)
-        names = scheme.fields
-        self._pages = [{name: blank.clone() for name in names} for _ in range(2)]
-        self._meters = [Meter() for _ in cuts]
+        self._state = StepState({RESIDUAL: blank}, {RESIDUAL: blank.clone()})  # of all of them
+        self._meters = [Counters() for _ in cuts]
         self._work = [Workspace() for _ in cuts]
-        group = SimulatedGroup(WORKERS)
-        for step in range(3):  # headers first; then what TopK guesses by
+        for step in (0, 1, 2, STEP):  # headers first; then what TopK guesses by
+            group = Recorder()
             group.drive([self._run(rank, step) for rank in range(WORKERS)], self._meters)
-        self._answers = self._talk()
+        self._answers = group.answers
 
-    def _run(self, rank: int, step: int = STEP):  # type: ignore[no-untyped-def]
-        call = Call(step, rank, WORKERS)
-        flat = self._gradient.clone()
-        kept = self._meters[rank], self._work[rank]
-        return self._exchanges[rank].run(flat, *self._pages, call, *kept)
-
-    def _talk(self) -> list[object]:
-        """What the others answer worker 0, request by request."""
-        runs = [self._run(rank) for rank in range(WORKERS)]
-        answers: list[object] = [None] * WORKERS
-        heard = []
-        while True:
-            try:
-                answers = results_of([run.send(a) for run, a in zip(runs, answers, strict=True)])
-            except StopIteration:
-                return heard
-            heard.append(answers[0])
+    def _run(self, rank: int, step: int = STEP) -> Routine[Finding]:
+        flat, call = self._gradient.clone(), Call(step, rank)
+        kept = self._state, call, self._meters[rank], self._work[rank]
+        return self._exchanges[rank].run(flat, *kept)
 
     def select(self) -> None:
         """Choose and take out, as worker 0 would alone."""
-        exchange, selector = self._exchanges[0], self._exchanges[0].scheme.selector
-        memory = exchange.scheme.memory
-        before, after = self._pages
-        draw = sw.selectors.Draw(exchange.scheme.seed, STEP, 0)
-        addend = memory.addend(self._gradient, before, after, exchange.segments, WORKERS)
-        selector.withdraw(memory.ledger(before), addend, after["residual"], exchange.segments, draw)
+        segments, state = self._exchanges[0].segments, self._state
+        addend = self._scheme.memory.addend(self._gradient, state, segments, WORKERS)
+        accumulation = Accumulation(state.before[RESIDUAL], addend, state.after[RESIDUAL])
+        key = RandomKey(self._scheme.seed, STEP, 0)
+        self._scheme.selector.select(accumulation, segments, key, state)
 
     def encode(self) -> None:
         """All that comes before the last message."""
@@ -126,15 +151,9 @@ class Worker:
         """All."""
         self._go(len(self._answers))
 
-    def _go(self, heard: int) -> None:
-        run = self._run(0)
-        run.send(None)
-        try:
-            for answer in self._answers[:heard]:
-                run.send(answer)
-        except StopIteration:
-            return
-        run.close()
+    def _go(self, count: int) -> None:
+        with contextlib.suppress(Enough):
+            drive(self._run(0), Player(self._answers, count), self._meters[0])
 
 
 def captured(job: Job, device: torch.device) -> Job:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from measure import RESULTS, ROOT, Page, machine, median_times
@@ -19,13 +20,17 @@ from torch import nn
 
 import sparsewire as sw
 from sparsewire import kernels
-from sparsewire.desk import Call, Desk, finite
-from sparsewire.engine import Exchange
-from sparsewire.indices import IndexCodec
-from sparsewire.message import HEADER_BYTES, VERDICT_BYTES, is_sealed, seal
-from sparsewire.meter import Meter
+from sparsewire.codecs import IndexCodec
+from sparsewire.collectives import Transfer
+from sparsewire.collectives.all_gather import AllGatherPlan
+from sparsewire.counters import Counters
+from sparsewire.exchange import Call, Exchange
+from sparsewire.kernels.reference import finite
+from sparsewire.message import FINE, HEADER_BYTES, STATUS_BYTES, add_checksum, matches_checksum
+from sparsewire.randomness import RandomKey
 from sparsewire.segments import Segments
-from sparsewire.selectors import Draw
+from sparsewire.selectors import Accumulation
+from sparsewire.state import RESIDUAL, StepState
 from sparsewire.tools.tasks import mnist
 from sparsewire.workspace import Workspace
 
@@ -45,14 +50,14 @@ def entropy(length: int, count: int) -> float:
 
 
 def cut(ratio: float, size: int) -> tuple[sw.Scheme, Segments]:
-    scheme = sw.Scheme(sw.TopK(ratio), whole=None)
-    return scheme, scheme.cut({"w": (size // COLUMNS, COLUMNS)})
+    scheme = sw.Scheme(sw.TopK(ratio), dense_below=0, dense_1d=False)
+    return scheme, scheme.partition({"w": (size // COLUMNS, COLUMNS)})
 
 
 def support(segments: Segments) -> torch.Tensor:
     """As many random coordinates as the segments have room for, ascending."""
     generator = torch.Generator().manual_seed(0)
-    return torch.randperm(segments.size, generator=generator)[: segments.room].sort().values
+    return torch.randperm(segments.size, generator=generator)[: segments.capacity].sort().values
 
 
 def bits_per_index(codec: IndexCodec, indices: torch.Tensor, segments: Segments) -> float:
@@ -65,9 +70,14 @@ def bits_per_index(codec: IndexCodec, indices: torch.Tensor, segments: Segments)
 def index_row(
     name: str, scheme: sw.Scheme, segments: Segments, indices: torch.Tensor, peers: str
 ) -> dict[str, float]:
-    codecs: tuple[IndexCodec, ...] = (sw.EliasFano(), sw.Bitmap(), sw.Int32(), scheme.indices)
+    codecs: tuple[IndexCodec, ...] = (
+        sw.codecs.EliasFano(),
+        sw.codecs.Bitmap(),
+        sw.codecs.Int32(),
+        scheme.indices,
+    )
     figures = [bits_per_index(codec, indices, segments) for codec in codecs]
-    floor = sum(entropy(p.length, p.count) for p in segments.pieces) / segments.room
+    floor = sum(entropy(p.length, p.count) for p in segments.sparse) / segments.capacity
     say(
         f"  {name:<22} {figures[0]:9.3f} {figures[1]:9.3f} {figures[2]:7.1f} {figures[3]:9.3f} "
         f"{scheme.indices!r:<11} {floor:7.3f} {100 * (figures[3] / floor - 1):+6.1f} %  {peers}"
@@ -90,7 +100,7 @@ def mnist_gradient() -> tuple[dict[str, tuple[int, ...]], dict[str, torch.Tensor
 
 
 def index_sizes(size: int) -> None:
-    say("Bits per index (floor: log2 C(n, k) / k of every piece, what random supports need)")
+    say("Bits per index (floor: log2 C(n, k) / k of every segment, what random supports need)")
     say(
         f"  {'support':<22} {'EliasFano':>9} {'Bitmap':>9} {'Int32':>7} {'default':>9} "
         f"{'is':<11} {'floor':>7} {'over':>8}  published peers"
@@ -103,10 +113,10 @@ def index_sizes(size: int) -> None:
         found[ratio] = index_row(name, scheme, segments, support(segments), peers)
     shapes, gradients = mnist_gradient()
     scheme = sw.Scheme(sw.TopK(0.01))
-    segments = scheme.cut(shapes)
-    flat = torch.cat([gradients[span.name].reshape(-1) for span in segments.spans])
-    after = torch.zeros(flat.numel() + 1)
-    indices = scheme.selector.withdraw(None, flat, after, segments, Draw(0, 0, 0)).indices
+    segments = scheme.partition(shapes)
+    flat = torch.cat([gradients[span.name].reshape(-1) for span in segments.params])
+    accumulation = Accumulation(None, flat, torch.zeros(flat.numel() + 1))
+    indices = scheme.selector.select(accumulation, segments, RandomKey(0, 0, 0)).indices
     index_row(f"MNIST 1 % of {flat.numel() / 1e6:.2f}M", scheme, segments, indices, PEERS)
     target("indices at 1 %", found[0.01]["default"], 8.6, "bits")
     target("indices at 0.1 %", found[0.001]["default"], 12.0, "bits")
@@ -119,23 +129,39 @@ def index_sizes(size: int) -> None:
     )
 
 
-def desk_of(scheme: sw.Scheme, size: int) -> Desk:
-    exchange = Exchange(scheme, scheme.cut({"w": (size // COLUMNS, COLUMNS)}))
-    length = exchange.segments.size
-    after = {"residual": torch.zeros(length + 1)}
-    return exchange.desk(torch.zeros(length), {}, after, Call(0, 0, 1), Meter(), Workspace())
+def two_ranks(scheme: sw.Scheme, size: int) -> tuple[AllGatherPlan, Transfer, Transfer]:
+    """The protocol between two ranks, and each one's exchange under way."""
+    exchange = Exchange(scheme, scheme.partition({"w": (size // COLUMNS, COLUMNS)}), 2)
+    assert isinstance(exchange.plan, AllGatherPlan)
+
+    def transfer(rank: int) -> Transfer:
+        return Transfer(
+            exchange.context(Call(0, rank)),
+            RandomKey(scheme.seed, 0, rank),
+            2,
+            torch.zeros(size),
+            StepState({}, {RESIDUAL: torch.zeros(size + 1)}),
+            [],
+            Counters(),
+            Workspace(),
+            torch.tensor(FINE),
+        )
+
+    return exchange.plan, transfer(0), transfer(1)
 
 
 def message_sizes(size: int) -> None:
     say()
-    say(f"Bits per parameter of TopK(0.01) at {size / 1e6:g}M: message, header and verdict")
+    say(f"Bits per parameter of TopK(0.01) at {size / 1e6:g}M: message, header and status")
     say(f"  {'values':<12} {'bits':>8} {'bytes':>10} {'below fp32':>11} {'below bf16':>11}")
     values = torch.randn(size // 100, generator=torch.Generator().manual_seed(1))
     found = {}
     for codec in (sw.Float32(), sw.BFloat16(), sw.TwoBit(), sw.OneBit()):
-        desk = desk_of(sw.Scheme(sw.TopK(0.01), values=codec, whole=None), size)
-        message = desk.write(support(desk.form.segments), values)
-        nbytes = message.numel() + HEADER_BYTES + VERDICT_BYTES
+        plan, sender, _ = two_ranks(
+            sw.Scheme(sw.TopK(0.01), values=codec, dense_below=0, dense_1d=False), size
+        )
+        message, _ = plan.encode((support(plan.layout.segments), values), sender)
+        nbytes = message.numel() + HEADER_BYTES + STATUS_BYTES
         bits = found[repr(codec)] = 8 * nbytes / size
         say(f"  {codec!r:<12} {bits:8.4f} {nbytes:10,} {32 / bits:10.1f}x {16 / bits:10.1f}x")
     say(
@@ -151,11 +177,11 @@ def index_times(size: int, repeats: int) -> None:
     source = torch.randn(size)
     copy = torch.empty_like(source)
     jobs: dict[str, Callable[[], object]] = {"copy": lambda: copy.copy_(source)}
-    codecs: tuple[IndexCodec, ...] = (sw.EliasFano(), sw.Int32())
+    codecs: tuple[IndexCodec, ...] = (sw.codecs.EliasFano(), sw.codecs.Int32())
     for codec in codecs:
         data = codec.encode(indices, segments)
-        jobs[f"{codec!r} encode"] = lambda codec=codec: codec.encode(indices, segments)
-        jobs[f"{codec!r} decode"] = lambda codec=codec, data=data: codec.decode(data, segments)
+        jobs[f"{codec!r} encode"] = partial(codec.encode, indices, segments)
+        jobs[f"{codec!r} decode"] = partial(codec.decode, data, segments)
     times = median_times(jobs, repeats)
     one = times["copy"]
     say()
@@ -173,37 +199,40 @@ def index_times(size: int, repeats: int) -> None:
 
 def check_times(size: int, repeats: int) -> None:
     say()
-    say("Checks of one message at 1 %: digest written, digest read, indices, finite values.")
+    say("Checks of one message at 1 %: checksum written, checksum read, indices, finite values.")
     say("Encode is from the gradient to the message, decode from the message to the mean.")
     say(
         f"  {'values':<12} {'select':>7} {'write':>7} {'open':>7} {'apply':>7} {'seal':>7} "
         f"{'unseal':>7} {'indices':>8} {'finite':>7}  ms   of write + open, of encode + decode"
     )
     gradient = torch.randn(size, generator=torch.Generator().manual_seed(1))
-    before, after = torch.zeros(size + 1), torch.zeros(size + 1)
-    shares, draw = {}, Draw(0, 0, 0)
+    accumulation = Accumulation(torch.zeros(size + 1), gradient, torch.zeros(size + 1))
+    shares = {}
     kernel = kernels.on(gradient.device)
     for codec in (sw.Float32(), sw.BFloat16(), sw.TwoBit(), sw.OneBit()):
-        scheme = sw.Scheme(sw.TopK(0.01), values=codec, whole=None)
-        desk = desk_of(scheme, size)
-        segments = desk.form.segments
+        scheme = sw.Scheme(sw.TopK(0.01), values=codec, dense_below=0, dense_1d=False)
+        plan, sender, receiver = two_ranks(scheme, size)
+        segments = plan.layout.segments
 
-        def select(scheme: sw.Scheme = scheme, segments: Segments = segments) -> kernels.Taken:
-            return scheme.selector.withdraw(before, gradient, after, segments, draw)
+        def select(scheme: sw.Scheme = scheme, segments: Segments = segments) -> kernels.Selection:
+            return scheme.selector.select(accumulation, segments, RandomKey(0, 0, 0))
 
         taken = select()
-        indices, values = taken.indices, taken.values
-        message = desk.write(indices, values)
-        key = desk.context.key(0)
+        indices, values = entries = taken.indices, taken.values
+        message, own = plan.encode(entries, sender)
+        open_one = partial(plan.decode, [message, message], own, receiver)  # only the first is read
+        assert torch.equal(open_one()[0][1], own[1])
+        assert int(receiver.corruption) == FINE
+        key = sender.context.key(0)
         jobs: dict[str, Callable[[], object]] = {
             "select": select,
-            "write": lambda desk=desk, i=indices, v=values: desk.write(i, v),
-            "open": lambda desk=desk, message=message: desk.open(message, 0),
-            "apply": lambda desk=desk, i=indices, v=values: desk.apply([(i, v)], 1.0),
-            "seal": lambda message=message, key=key: seal(message, key),
-            "unseal": lambda message=message, key=key: is_sealed(message, key),
-            "indices": lambda i=indices: kernel.is_ascending(i, size),
-            "finite": lambda v=values: finite(v),
+            "write": partial(plan.encode, entries, sender),
+            "open": open_one,
+            "apply": partial(kernel.add_up, sender.gradient, [own], 1.0, segments),
+            "seal": partial(add_checksum, message, key),
+            "unseal": partial(matches_checksum, message, key),
+            "indices": partial(kernel.is_ascending, indices, size),
+            "finite": partial(finite, values),
         }
         times = median_times(jobs, repeats)
         coding = times["write"] + times["open"]

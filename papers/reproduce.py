@@ -259,6 +259,7 @@ class _Filling:
                 "recipe_name": self._recipe,
                 "cell": training.cell.name,
                 "scheme": training.cell.scheme,
+                "identity": parse(training.cell.scheme).identity,
                 "seed": training.seed,
                 "recipe": training.cell.recipe.to_dict(),
                 **outcome.to_dict(),

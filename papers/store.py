@@ -1,7 +1,8 @@
 """Where results are kept: one line of JSON for every finished training, appended and never changed.
 
 A result counts for a cell if scheme, recipe and seed are the cell's own, so a changed recipe is
-trained anew and what was trained before stays on file.
+trained anew and what was trained before stays on file. Schemes are compared by their identity,
+which outlives the names of classes and arguments.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from sparsewire.errors import SparsewireError
+from sparsewire.scheme import parse
 
 from .recipe import Cell
 
-SCHEMA = 1
+SCHEMA = 2
 Result = dict[str, Any]
 
 
@@ -52,9 +54,9 @@ class Store:
 
     def find(self, cell: Cell, seed: int) -> Result | None:
         """The newest result of a cell with this seed: in this file, or else in another."""
-        recipe = cell.recipe.to_dict()
+        wanted = parse(cell.scheme).identity, cell.recipe.to_dict(), seed
         for result in reversed(self._results):
-            if (result["scheme"], result["recipe"], result["seed"]) == (cell.scheme, recipe, seed):
+            if (result["identity"], result["recipe"], result["seed"]) == wanted:
                 return result
         return None
 
@@ -115,7 +117,7 @@ def _read(path: Path) -> list[Result]:
             result = json.loads(line)
             schema = result["schema"]
             is_whole = schema != SCHEMA or (
-                isinstance(result["scheme"], str)
+                isinstance(result["identity"], str)
                 and isinstance(result["recipe"], dict)
                 and isinstance(result["seed"], int)
             )

@@ -59,9 +59,9 @@ def _host_store(pipe: Connection) -> None:
 
 
 def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
+    with socket.socket() as selection:
+        selection.bind(("127.0.0.1", 0))
+        port: int = selection.getsockname()[1]
         return port
 
 

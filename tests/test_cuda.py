@@ -25,9 +25,9 @@ from papers.tasks import cifar10
 from papers.trainer import Trainer
 from sparsewire.adapters import capture
 from sparsewire.adapters.simulation import Simulation
-from sparsewire.desk import Call
-from sparsewire.engine import Exchange, Finding, Unsound, agree
-from sparsewire.meter import Meter
+from sparsewire.counters import Counters
+from sparsewire.exchange import Call, Exchange, Finding, NonFinite, read_statuses, status_of
+from sparsewire.state import StepState
 from sparsewire.tools.tasks import mnist
 from sparsewire.workspace import Workspace
 
@@ -81,7 +81,9 @@ if "pytest" in sys.modules:
 
 
 def _simulate(scheme: str, device: str) -> list[torch.Tensor]:
-    states = [sw.init(scheme, {n: torch.zeros(s, device=device) for n, s in SHAPES.items()})] * 3
+    states = [
+        sw.functional.init(scheme, {n: torch.zeros(s, device=device) for n, s in SHAPES.items()})
+    ] * 3
     means = []
     for step in range(4):
         generator = torch.Generator().manual_seed(step)
@@ -89,7 +91,7 @@ def _simulate(scheme: str, device: str) -> list[torch.Tensor]:
             {n: torch.randn(s, generator=generator).to(device) for n, s in SHAPES.items()}
             for _ in range(3)
         ]
-        mean, states = sw.simulate(gradients, states)
+        mean, states = sw.functional.simulate(gradients, states)
         means.append(torch.cat([m.reshape(-1).cpu() for m in mean.values()]))
     return means
 
@@ -106,20 +108,17 @@ class Workers:
 
     def __init__(self, scheme: str, size: int = 3) -> None:
         chosen = sw.parse(scheme).at(0)
-        self.exchange = Exchange(chosen, chosen.cut(SHAPES))
+        self.exchange = Exchange(chosen, chosen.partition(SHAPES), size)
         length = self.exchange.segments.size
         self.gradients = [torch.zeros(length, device="cuda") for _ in range(size)]
-        self.pages = [[self._page(rank, size) for _ in range(2)] for rank in range(size)]
-        self.meters = [Meter() for _ in range(size)]
+        self.states = [StepState(self._zeros(rank), self._zeros(rank)) for rank in range(size)]
+        self.all_counters = [Counters() for _ in range(size)]
         self.work = [Workspace() for _ in range(size)]
 
-    def _page(self, rank: int, size: int) -> dict[str, torch.Tensor]:
-        """What a rank remembers."""
-        lengths = {"residual": self.exchange.segments.size}
-        shard = self.exchange.shard(rank, size)
-        if shard is not None:
-            lengths["owned"] = shard.size
-        return {field: torch.zeros(n + 1, device="cuda") for field, n in lengths.items()}
+    def _zeros(self, rank: int) -> dict[str, torch.Tensor]:
+        """Tensors for what a rank keeps."""
+        fields = self.exchange.fields(rank)
+        return {key: torch.zeros(cut.size + 1, device="cuda") for key, cut in fields.items()}
 
     def fill(self, step: int) -> None:
         generator = torch.Generator().manual_seed(step)
@@ -127,22 +126,22 @@ class Workers:
             gradient.copy_(torch.randn(gradient.shape, generator=generator))
 
     def meet(self) -> list[Finding]:
-        runs = []
-        for rank, (gradient, pages) in enumerate(zip(self.gradients, self.pages, strict=True)):
-            before, after = pages
-            call = Call(7, rank, len(self.gradients))
-            kept = self.meters[rank], self.work[rank]
-            runs.append(self.exchange.run(gradient, before, after, call, *kept))
-        return sw.SimulatedGroup(len(runs)).drive(runs, self.meters)
+        ranks = zip(self.gradients, self.states, self.all_counters, self.work, strict=True)
+        runs = [
+            self.exchange.run(gradient, state, Call(7, rank), counters, work)
+            for rank, (gradient, state, counters, work) in enumerate(ranks)
+        ]
+        return sw.groups.SimulatedGroup(len(runs)).drive(runs, self.all_counters)
 
-    def agree(self, findings: list[Finding]) -> Unsound | None:
-        closing = [agree([finding], rank) for rank, finding in enumerate(findings)]
-        return sw.SimulatedGroup(len(findings)).drive(closing, self.meters)[0]
+    def agree(self, findings: list[Finding]) -> NonFinite | None:
+        statuses = [status_of([finding], rank) for rank, finding in enumerate(findings)]
+        exchanges = [(findings[0].segments, findings[0].context)]
+        return read_statuses(exchanges, torch.stack(statuses))
 
     def turn(self) -> None:
-        for before, after in self.pages:
-            for field, kept in before.items():
-                kept.copy_(after[field])
+        for state in self.states:
+            for key, kept in state.before.items():
+                kept.copy_(state.after[key])
 
 
 CAPTURED = (
@@ -227,7 +226,9 @@ def test_a_captured_simulation_does_what_an_eager_one_does() -> None:
 
 def test_every_rank_leads_where_exchanges_are_captured() -> None:
     """Rank r is the only one with anything at place r, and 8 ranks take turns to name theirs."""
-    scheme = sw.parse("Scheme(LeaderTopK(count=1), memory=NoMemory(), whole=None)")
+    scheme = sw.parse(
+        "Scheme(LeaderTopK(count=1), memory=NoMemory(), dense_below=0, dense_1d=False)"
+    )
     simulation = Simulation(scheme, {"x": (100,)}, 8, torch.device("cuda"))
     for step in range(48):
         for rank, gradient in enumerate(simulation.gradients):
@@ -258,7 +259,9 @@ def test_training_is_captured_and_does_what_it_does_on_the_cpu() -> None:
     for device in (torch.device("cpu"), torch.device("cuda")):
         examples = mnist.Examples(images.to(device), labels.to(device))
         problem = Mnist(mnist.Data(examples, examples), recipe)
-        trainer = Trainer(recipe, sw.parse("Scheme(TopK(0.05), whole=100)"), problem, 0, device)
+        trainer = Trainer(
+            recipe, sw.parse("Scheme(TopK(0.05), dense_below=100)"), problem, 0, device
+        )
         outcome = trainer.run(lambda look: None)
         assert outcome.captured == (device.type == "cuda")
         weights.append(trainer.weights.detach().cpu())
@@ -288,14 +291,14 @@ def test_numbers_that_are_not_finite_are_told_at_the_end() -> None:
     workers.fill(0)
     assert workers.agree(workers.meet()) is None
     workers.gradients[1][5] = float("nan")
-    verdict = workers.agree(workers.meet())
-    assert verdict is not None
-    assert verdict.parameters == {1: "a"}
+    status = workers.agree(workers.meet())
+    assert status is not None
+    assert status.parameters == {1: "a"}
 
 
-def _train(rank: int, world: int, backend: str, port: int, scheme: str, out: str) -> None:
+def _train(rank: int, world_size: int, backend: str, port: int, scheme: str, out: str) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group(backend, rank=rank, world_size=world)
+    dist.init_process_group(backend, rank=rank, world_size=world_size)
     torch.manual_seed(0)
     layers = [nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)]
     model = DDP(nn.Sequential(*layers).cuda(), bucket_cap_mb=0.2)
@@ -317,15 +320,15 @@ def _train(rank: int, world: int, backend: str, port: int, scheme: str, out: str
     dist.destroy_process_group()
 
 
-def _spawn(world: int, backend: str, scheme: str) -> list[torch.Tensor]:
+def _spawn(world_size: int, backend: str, scheme: str) -> list[torch.Tensor]:
     import tempfile
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_train, (world, backend, port, scheme, f"{folder}/"), world)
-        return [torch.load(f"{folder}/{rank}", weights_only=True) for rank in range(world)]
+        mp.spawn(_train, (world_size, backend, port, scheme, f"{folder}/"), world_size)
+        return [torch.load(f"{folder}/{rank}", weights_only=True) for rank in range(world_size)]
 
 
 def test_ddp_on_nccl_with_one_rank() -> None:

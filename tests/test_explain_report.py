@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import sparsewire as sw
-from sparsewire.ledger import Ledger
-from sparsewire.message import DIGEST_BYTES, HEADER_BYTES, VERDICT_BYTES
-from sparsewire.meter import STAGES, Meter
+from sparsewire.counters import STAGES, Counters
+from sparsewire.exchange import Exchange
+from sparsewire.message import CHECKSUM_BYTES, HEADER_BYTES, STATUS_BYTES
 from sparsewire.report import Report, dense_traffic, human_bytes
-from sparsewire.segments import Span
+from sparsewire.segments import ParamSlice
+from sparsewire.state import StateStore
 
 from .laws.cases import CPU, Crew, noise
 
@@ -24,10 +25,10 @@ def test_explanation_of_top_k() -> None:
     found = sw.explain("Scheme(TopK(0.01), values=BFloat16())", SHAPES, 4)
     assert found.scheme == "Scheme(TopK(0.01), values=BFloat16())"
     assert (found.workers, found.parameters) == (4, 1_001_000)
-    assert (found.selected, found.whole) == (10_000, 1_000)
+    assert (found.selected, found.sent_densely) == (10_000, 1_000)
     assert (found.index_bytes, found.value_bytes) == (10_706, 22_000)
-    assert (found.padding_bytes, found.check_bytes) == (6, DIGEST_BYTES + VERDICT_BYTES)
-    assert found.sent_bytes == 3 * (HEADER_BYTES + 32_720 + VERDICT_BYTES)
+    assert (found.padding_bytes, found.check_bytes) == (6, CHECKSUM_BYTES + STATUS_BYTES)
+    assert found.sent_bytes == 3 * (HEADER_BYTES + 32_720 + STATUS_BYTES)
     assert found.dense_float32_bytes == 2 * 4 * 1_001_000 * 3 // 4
     assert found.dense_bfloat16_bytes == 2 * 2 * 1_001_000 * 3 // 4
 
@@ -45,7 +46,7 @@ def test_explanation_of_top_k() -> None:
         ("Scheme(RandomK(0.01), values=TwoBit())", "AllGather()", "TwoBit cannot be added"),
         ("Dense()", "AllReduce()", "the same coordinates with Dense"),
         ("TopK(1.0)", "AllGather()", "everything is sent, and with Dense() it would be added"),
-        ("Scheme(TopK(0.01), whole=2000000)", "AllGather()", "no tensor is large enough"),
+        ("Scheme(TopK(0.01), dense_below=2000000)", "AllGather()", "no tensor is large enough"),
     ],
 )
 def test_explanation_says_why(text: str, collective: str, why: str) -> None:
@@ -87,7 +88,7 @@ def test_explanation_names_what_sends_less(text: str, workers: int, better: str)
 def test_explanation_of_owners_shows_both_ways() -> None:
     found = sw.explain("Scheme(TopK(0.01), collective=Sharded())", {"w": (1000, 1000)}, 4)
     assert found.sent_bytes == 3 * (
-        HEADER_BYTES + VERDICT_BYTES + found.push_bytes + found.pull_bytes
+        HEADER_BYTES + STATUS_BYTES + found.push_bytes + found.pull_bytes
     )
     assert "to each owner" in str(found)
     assert found.memory_bytes == 2 * 4 * (1_000_000 + 250_000)
@@ -112,7 +113,7 @@ def test_explanation_of_a_warm_up(text: str, words: str) -> None:
 def test_explanation_as_text() -> None:
     text = str(sw.explain(sw.Scheme(sw.TopK(0.01)), SHAPES, 4))
     assert text.splitlines()[0] == "Scheme(TopK(0.01))"
-    assert "10,000 selected + 1,000 whole of 1,001,000 values (1.10 %)" in text
+    assert "10,000 selected + 1,000 sent densely of 1,001,000 values (1.10 %)" in text
     assert "54.8 kB = header 64 B + indices 10.7 kB + values 44.0 kB" in text
     assert "each of 4 workers" in text
     assert "6.0 MB in float32 (36.5x less), 3.0 MB in bfloat16 (18.3x less)" in text
@@ -134,20 +135,21 @@ def test_explanation_is_json() -> None:
 
 
 @pytest.mark.parametrize("memory", ["ErrorFeedback()", "MomentumCorrection()", "NoMemory()"])
-def test_explained_memory_is_what_a_ledger_takes(memory: str) -> None:
+def test_explained_memory_is_what_a_store_takes(memory: str) -> None:
     scheme = sw.parse(f"Scheme(TopK(0.01), memory={memory})").at(0)
-    segments = scheme.cut(SHAPES)
-    opened = Ledger(scheme.memory.fields, SHAPES).open(0, segments, torch.float32, CPU)
-    values = sum(tensor.numel() - 1 for tensors in opened for tensor in tensors.values())
+    fields = Exchange(scheme, scheme.partition(SHAPES), 2).fields(0)
+    state = StateStore(scheme.fields, SHAPES).open(0, fields, torch.float32, CPU)
+    tensors = [*state.before.values(), *state.after.values()]
+    values = sum(tensor.numel() - 1 for tensor in tensors)
     assert sw.explain(scheme, SHAPES, 2).memory_bytes == 4 * values
 
 
 @pytest.mark.parametrize(
-    ("values", "world", "width", "expected"),
+    ("values", "world_size", "width", "expected"),
     [(100, 1, 4, 0), (100, 2, 4, 400), (100, 4, 4, 600), (100, 4, 2, 300), (1, 3, 4, 6)],
 )
-def test_dense_traffic(values: int, world: int, width: int, expected: int) -> None:
-    assert dense_traffic(values, world, width) == expected
+def test_dense_traffic(values: int, world_size: int, width: int, expected: int) -> None:
+    assert dense_traffic(values, world_size, width) == expected
 
 
 @pytest.mark.parametrize(
@@ -175,15 +177,13 @@ def test_human_bytes_just_below_a_unit(count: float, text: str) -> None:
 
 
 def test_report_of_a_run() -> None:
-    scheme = sw.Scheme(sw.TopK(0.1), whole=64)
+    scheme = sw.Scheme(sw.TopK(0.1), dense_below=64)
     crew = Crew(scheme, 4)
     for step in range(3):
         crew.exchange(noise(4, crew.size, step))
-        crew.meters[0].steps += 1
-        crew.meters[0].values += crew.size
-    squares = crew.ledgers[0].squares()
-    report = Report.of(repr(scheme), crew.meters[0], 4, squares, layers=True)
-    assert report.bytes_sent == report.bytes_received == 3 * crew.engine.traffic(4)
+    report = crew.sessions[0].report(layers=True)
+    assert (report.scheme, report.world_size, report.steps) == (repr(scheme), 4, 3)
+    assert report.bytes_sent == report.bytes_received == 3 * crew.next_exchange.traffic
     assert report.dense_bytes == dense_traffic(3 * crew.size, 4, 4)
     assert report.reduction == report.dense_bytes / report.bytes_sent
     assert report.memory_norm == pytest.approx(float(crew.remembered(0).norm()))
@@ -194,12 +194,12 @@ def test_report_of_a_run() -> None:
 
 
 def make_report(**changes: object) -> Report:
-    meter = Meter(steps=2, bytes_sent=4000, bytes_received=4000, values=10_000)
+    counters = Counters(steps=2, bytes_sent=4000, bytes_received=4000, values=10_000)
     for name, value in changes.items():
-        setattr(meter, name, value)
-    spans = (Span("w", (1,), 0), Span("b", (1,), 1))
-    meter.deposited[spans] = torch.tensor([9.0, 16.0])
-    return Report.of("Scheme(TopK(0.01))", meter, 2, {"w": 4.0}, layers=bool(changes))
+        setattr(counters, name, value)
+    params = (ParamSlice("w", (1,), 0), ParamSlice("b", (1,), 1))
+    counters.accumulated[params] = torch.tensor([9.0, 16.0])
+    return Report.of("Scheme(TopK(0.01))", counters, 2, {"w": 4.0}, layers=bool(changes))
 
 
 def test_totals_are_flat_numbers() -> None:
@@ -243,20 +243,20 @@ def test_report_by_layer_and_with_skipped_steps() -> None:
 
 
 def test_report_of_one_rank_and_one_step() -> None:
-    report = Report.of("TopK(0.01)", Meter(steps=1), 1, {}, layers=False)
+    report = Report.of("TopK(0.01)", Counters(steps=1), 1, {}, layers=False)
     assert str(report).splitlines()[0] == "TopK(0.01) on 1 rank, 1 step"
 
 
 def test_report_before_the_first_step() -> None:
-    report = Report.of("Scheme(TopK(0.01))", Meter(), 2, {}, layers=True)
+    report = Report.of("Scheme(TopK(0.01))", Counters(), 2, {}, layers=True)
     assert report.reduction == 1.0
     assert "0 steps" in str(report)
     assert report.to_dict()["memory_norm"] == 0
 
 
 def test_report_with_norms_that_overflowed() -> None:
-    meter = Meter(deposited={(Span("w", (1,), 0),): torch.tensor([math.inf])})
-    report = Report.of("Scheme(TopK(0.01))", meter, 2, {}, layers=True)
+    counters = Counters(accumulated={(ParamSlice("w", (1,), 0),): torch.tensor([math.inf])})
+    report = Report.of("Scheme(TopK(0.01))", counters, 2, {}, layers=True)
     assert report.gradient_norm == math.inf
     assert "inf" in str(report)
 
@@ -265,19 +265,18 @@ def test_threshold_stays_near_its_target_and_the_report_says_how_near() -> None:
     """Layers of all sizes, heavy tails, memory carried on: the total stays within a fifth."""
     shapes = {"large": (300, 1000), "middle": (100, 300), "small": (60, 50), "b": (64,)}
     crew = Crew(sw.Threshold(0.01, sample=30_000), 1, shapes)
-    meter, last, off = crew.meters[0], 0, []
+    counters, last, off = crew.all_counters[0], 0, []
     for step in range(20):
         crew.exchange(noise(1, crew.size, step))
-        off.append(int(meter.selected) - last - 3330)
-        last = int(meter.selected)
-    assert meter.aimed_at == 20 * 3330
+        off.append(int(counters.selected) - last - 3330)
+        last = int(counters.selected)
+    assert counters.aimed_at == 20 * 3330
     assert max(map(abs, off)) < 0.2 * 3330
     assert any(off)
-    report = Report.of("Threshold(0.01)", meter, 1, {}, layers=False)
-    assert report.selected == last
+    assert crew.sessions[0].report().selected == last
 
 
 def test_other_selectors_choose_what_they_are_to() -> None:
     crew = Crew(sw.TopK(0.01), 2, {"w": (100, 300), "b": (64,)})
     crew.exchange(noise(2, crew.size, 0))
-    assert crew.meters[0].selected == crew.meters[0].aimed_at == 300
+    assert crew.all_counters[0].selected == crew.all_counters[0].aimed_at == 300

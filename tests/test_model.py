@@ -25,7 +25,9 @@ class Wrapper:
 
 @pytest.mark.parametrize("model", [nn.Linear(2, 2), None, Wrapper(module=nn.Linear(2, 2))])
 def test_attach_needs_ddp_and_says_what_else_there_is(model: object) -> None:
-    with pytest.raises(sw.AttachError, match=r"DDP\(model\) first, or use .*DistributedOptimizer"):
+    with pytest.raises(
+        sw.errors.AttachError, match=r"DDP\(model\) first, or use .*DistributedOptimizer"
+    ):
         sw.attach(model, "TopK(0.01)")
 
 
@@ -33,7 +35,7 @@ def test_attach_needs_ddp_and_says_what_else_there_is(model: object) -> None:
 def test_swapped_arguments_are_told(scheme: sw.Scheme) -> None:
     net = nn.Linear(2, 2)
     with pytest.raises(
-        sw.AttachError, match=r"swapped.*TopK\(0.01\).*attach\(model, scheme\)"
+        sw.errors.AttachError, match=r"swapped.*TopK\(0.01\).*attach\(model, scheme\)"
     ) as told:
         sw.attach(scheme, net)  # type: ignore[arg-type]
     assert "in_features" not in str(told.value)
@@ -42,7 +44,7 @@ def test_swapped_arguments_are_told(scheme: sw.Scheme) -> None:
 def test_search_ends_even_where_wrappers_go_round() -> None:
     first, second = Wrapper(), Wrapper()
     first.__dict__["module"], second.__dict__["model"] = second, first
-    with pytest.raises(sw.AttachError, match="this Wrapper holds none"):
+    with pytest.raises(sw.errors.AttachError, match="this Wrapper holds none"):
         find_ddp(first)
 
 
@@ -60,21 +62,25 @@ def test_names_do_not_change_with_compile() -> None:
 
 
 def test_nothing_to_train_is_refused() -> None:
-    with pytest.raises(sw.AttachError, match="no parameter that requires a gradient"):
+    with pytest.raises(sw.errors.AttachError, match="no parameter that requires a gradient"):
         named_parameters(nn.Linear(2, 2).requires_grad_(False))
 
 
 def test_complex_parameters_are_refused_by_name() -> None:
     net = nn.Module()
     net.phase = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
-    with pytest.raises(sw.AttachError, match=r"phase is torch\.complex64; only real floating"):
+    with pytest.raises(
+        sw.errors.AttachError, match=r"phase is torch\.complex64; only real floating"
+    ):
         named_parameters(net)
 
 
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
 def test_sparse_embeddings_are_refused_by_name(kind: type[nn.Embedding]) -> None:
     net = nn.Sequential(nn.Linear(2, 2), kind(5, 2, sparse=True))
-    with pytest.raises(sw.AttachError, match=r"1 is an embedding .* build it with sparse=False"):
+    with pytest.raises(
+        sw.errors.AttachError, match=r"1 is an embedding .* build it with sparse=False"
+    ):
         named_parameters(net)
     assert named_parameters(nn.Sequential(kind(5, 2)))
 
@@ -84,7 +90,9 @@ def sgd(**options: float) -> torch.optim.Optimizer:
 
 
 def test_momentum_correction_wants_to_see_the_optimizer() -> None:
-    with pytest.raises(sw.AttachError, match=r"attach\(model, scheme, optimizer=optimizer\)"):
+    with pytest.raises(
+        sw.errors.AttachError, match=r"attach\(model, scheme, optimizer=optimizer\)"
+    ):
         check_momentum(sw.MomentumCorrection(), None)
 
 
@@ -96,7 +104,9 @@ def test_momentum_correction_wants_to_see_the_optimizer() -> None:
     ],
 )
 def test_second_momentum_is_refused(optimizer: torch.optim.Optimizer, own: str) -> None:
-    with pytest.raises(sw.AttachError, match=f"momentum {own} of its own.*memory=ErrorFeedback"):
+    with pytest.raises(
+        sw.errors.AttachError, match=f"momentum {own} of its own.*memory=ErrorFeedback"
+    ):
         check_momentum(sw.MomentumCorrection(), optimizer)
     check_momentum(sw.ErrorFeedback(), optimizer)
 

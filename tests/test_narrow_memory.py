@@ -11,7 +11,7 @@ from sparsewire.kernels import reference
 from .laws.cases import Crew, named_noise, noise
 
 NARROW = sw.ErrorFeedback(dtype="bfloat16")
-SCHEME = sw.Scheme(sw.TopK(0.1), memory=NARROW, whole=64)
+SCHEME = sw.Scheme(sw.TopK(0.1), memory=NARROW, dense_below=64)
 
 
 def test_rounding_is_right_on_average() -> None:
@@ -44,36 +44,38 @@ def test_what_is_bfloat16_already_stays_and_nothing_overflows() -> None:
 @pytest.mark.parametrize("selector", [sw.TopK(0.1), sw.RandomK(0.1), sw.Threshold(0.1)])
 def test_nothing_is_lost_but_rounding(selector: sw.Selector) -> None:
     shapes = {"w": (40, 50), "b": (7,)}
-    crew = Crew(sw.Scheme(selector, memory=NARROW, whole=64), 2, shapes)
-    deposited, applied = torch.zeros(crew.size).double(), torch.zeros(crew.size).double()
+    crew = Crew(sw.Scheme(selector, memory=NARROW, dense_below=64), 2, shapes)
+    accumulated, applied = torch.zeros(crew.size).double(), torch.zeros(crew.size).double()
     for step in range(20):
         gradients = noise(2, crew.size, step)
-        deposited += sum(g.double() for g in gradients)
+        accumulated += sum(g.double() for g in gradients)
         applied += 2 * crew.exchange(gradients)[0].double()
-    lost = deposited - applied - crew.owed()
-    assert 1e-4 < lost.norm() / deposited.norm() < 0.02
+    lost = accumulated - applied - crew.owed()
+    assert 1e-4 < lost.norm() / accumulated.norm() < 0.02
     assert abs(lost.mean()) < 4.5 * lost.std() / crew.size**0.5  # to no side
 
 
 def test_memory_takes_half_the_space_and_is_saved_as_it_is() -> None:
     shapes = {"w": (40, 50), "b": (7,)}
     gradients = [named_noise(shapes, rank) for rank in range(2)]
-    states = [sw.init(SCHEME, gradients[0]) for _ in range(2)]
-    mean, states = sw.simulate(gradients, states)
+    states = [sw.functional.init(SCHEME, gradients[0]) for _ in range(2)]
+    mean, states = sw.functional.simulate(gradients, states)
     assert mean["w"].dtype == torch.float32
     assert states[0].memory["w"]["residual"].dtype == torch.bfloat16
-    wide = sw.explain(sw.Scheme(sw.TopK(0.1), whole=64), shapes, 2).memory_bytes
+    wide = sw.explain(sw.Scheme(sw.TopK(0.1), dense_below=64), shapes, 2).memory_bytes
     assert sw.explain(SCHEME, shapes, 2).memory_bytes * 2 == wide
 
 
 def test_double_precision_keeps_its_memory() -> None:
     gradients = {"w": torch.randn(40, 50, dtype=torch.float64)}
-    state = sw.init(SCHEME, gradients)
-    _, state = sw.exchange(gradients, state, sw.Alone())
+    state = sw.functional.init(SCHEME, gradients)
+    _, state = sw.functional.exchange(gradients, state, sw.groups.Alone())
     assert state.memory["w"]["residual"].dtype == torch.float64
 
 
 @pytest.mark.parametrize("kind", [sw.ErrorFeedback, sw.MomentumCorrection])
 def test_other_types_are_refused(kind: type[sw.Memory]) -> None:
-    with pytest.raises(sw.SchemeError, match="dtype is 'float32' or 'bfloat16', not 'float16'"):
+    with pytest.raises(
+        sw.errors.SchemeError, match="dtype is 'float32' or 'bfloat16', not 'float16'"
+    ):
         kind(dtype="float16")  # type: ignore[call-arg]

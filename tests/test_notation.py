@@ -13,7 +13,7 @@ from sparsewire.notation import nearest, read
 
 from .laws.cases import LAWFUL
 
-NAMES = {kind.__name__: kind for family in sw.FAMILIES.values() for kind in family}
+NAMES = {kind.__name__: kind for family in sw.scheme.FAMILIES.values() for kind in family}
 
 
 @pytest.mark.parametrize(
@@ -38,15 +38,15 @@ NAMES = {kind.__name__: kind for family in sw.FAMILIES.values() for kind in fami
             "Scheme(TopK(0.01), values=BFloat16(), scope='global', seed=-3)",
         ),
         (
-            sw.Scheme(sw.RandomK(0.1), collective=sw.AllReduce(), indices=sw.Implied()),
+            sw.Scheme(sw.RandomK(0.1), collective=sw.AllReduce(), indices=sw.codecs.Implied()),
             "Scheme(RandomK(0.1))",
         ),
         (
-            sw.Scheme(sw.RandomK(0.1), collective=sw.AllGather(), whole=None),
-            "Scheme(RandomK(0.1), collective=AllGather(), whole=None)",
+            sw.Scheme(sw.RandomK(0.1), collective=sw.AllGather(), dense_below=0, dense_1d=False),
+            "Scheme(RandomK(0.1), collective=AllGather(), dense_below=0, dense_1d=False)",
         ),
         (
-            sw.Scheme(sw.RandomK(0.1), indices=sw.Int32()),
+            sw.Scheme(sw.RandomK(0.1), indices=sw.codecs.Int32()),
             "Scheme(RandomK(0.1), indices=Int32())",  # AllGather() follows from that
         ),
         (sw.Warmup(sw.TopK(0.1)), "Warmup(Scheme(TopK(0.1)))"),
@@ -67,7 +67,7 @@ def test_text_is_as_short_as_can_be(part: object, text: str) -> None:
         "  TopK( ratio = 1e-2 )\n",
         "Scheme(TopK(0.01))",
         "Scheme(selector=TopK(0.01))",
-        "Scheme(TopK, Float32, EliasFano, ErrorFeedback, AllGather, 'layer', 1024, 0)",
+        "Scheme(TopK, Float32, EliasFano, ErrorFeedback, AllGather, 'layer', 1024, True, 0)",
         'Scheme(TopK(0.01), scope="layer")',
         "(TopK(0.01))",
     ],
@@ -152,7 +152,7 @@ HOSTILE = [
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: repr(text)[1:40])
 def test_no_code_is_run(text: str, tmp_path: Path) -> None:
     marker = tmp_path / "run"
-    with pytest.raises(sw.SchemeError) as refusal:
+    with pytest.raises(sw.errors.SchemeError) as refusal:
         sw.parse(text.replace("{marker}", str(marker)))
     assert not marker.exists()
     assert str(refusal.value)
@@ -170,7 +170,7 @@ def test_hostile_strings_would_run_if_evaluated(tmp_path: Path) -> None:
 def test_any_text_is_a_scheme_or_refused(text: str) -> None:
     try:
         scheme = sw.parse(text)
-    except sw.SchemeError:
+    except sw.errors.SchemeError:
         return
     assert sw.parse(repr(scheme)) == scheme
 
@@ -192,7 +192,10 @@ def test_any_text_is_a_scheme_or_refused(text: str) -> None:
         ("Scheme(TopK(0.01), collective=Allgather())", "did you mean AllGather?"),
         ("Scheme(TopK(0.01), scoop='global')", "Scheme has no argument scoop; did you mean scope?"),
         ("Scheme(TopK(0.01), value=Float32())", "did you mean values?"),
-        ("Scheme(TopK(0.01), momentum=0.9)", "there are: collective, indices, memory, scope"),
+        (
+            "Scheme(TopK(0.01), momentum=0.9)",
+            "there are: collective, dense_1d, dense_below, indices",
+        ),
         ("TopK(ration=0.01)", "TopK has no argument ration; did you mean ratio?"),
         ("TopK(k=5)", "TopK has no argument k; there are: count, ratio"),
         ("Warmup(TopK(0.01), step=5)", "did you mean steps?"),
@@ -204,33 +207,35 @@ def test_any_text_is_a_scheme_or_refused(text: str) -> None:
     ],
 )
 def test_typos_get_the_nearest_name(text: str, hint: str) -> None:
-    with pytest.raises(sw.SchemeError) as refusal:
+    with pytest.raises(sw.errors.SchemeError) as refusal:
         sw.parse(text)
     assert hint in str(refusal.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "piece"),
+    ("text", "segment"),
     [
         ("TopK(1 + 1)", "'1 + 1'"),
         ("Scheme(TopK(0.01), scope=[1])", "'[1]'"),
         ("a.b", "'a.b'"),
     ],
 )
-def test_what_cannot_stand_in_a_scheme_is_shown(text: str, piece: str) -> None:
-    with pytest.raises(sw.SchemeError, match="only names of parts, numbers, strings") as refusal:
+def test_what_cannot_stand_in_a_scheme_is_shown(text: str, segment: str) -> None:
+    with pytest.raises(
+        sw.errors.SchemeError, match="only names of parts, numbers, strings"
+    ) as refusal:
         sw.parse(text)
-    assert piece in str(refusal.value)
+    assert segment in str(refusal.value)
 
 
 def test_text_that_is_no_python_gets_an_example() -> None:
-    with pytest.raises(sw.SchemeError, match=r"write it like TopK\(0\.01\) or Scheme"):
+    with pytest.raises(sw.errors.SchemeError, match=r"write it like TopK\(0\.01\) or Scheme"):
         sw.parse("TopK(0.01")
 
 
 @pytest.mark.parametrize("text", ["3", "None", "Float32()", "AllGather", "'layer'"])
 def test_other_things_are_no_scheme(text: str) -> None:
-    with pytest.raises(sw.SchemeError):
+    with pytest.raises(sw.errors.SchemeError):
         sw.parse(text)
 
 
@@ -241,14 +246,14 @@ def test_nearest() -> None:
 
 
 def test_repeated_arguments_are_refused() -> None:
-    with pytest.raises(sw.SchemeError):
+    with pytest.raises(sw.errors.SchemeError):
         sw.parse("TopK(ratio=0.1, ratio=0.2)")
 
 
 def test_infinite_clip_has_a_notation_or_is_refused() -> None:
     try:
         scheme = sw.Scheme(sw.TopK(0.1), memory=sw.MomentumCorrection(clip=float("inf")))
-    except sw.SchemeError:
+    except sw.errors.SchemeError:
         return
     assert sw.parse(repr(scheme)) == scheme
 
@@ -257,7 +262,7 @@ def test_infinite_clip_has_a_notation_or_is_refused() -> None:
 def test_huge_integers_are_refused(argument: str) -> None:
     try:
         scheme = sw.parse(f"TopK({argument}0x{'f' * 9000})")
-    except sw.SchemeError:
+    except sw.errors.SchemeError:
         return
     assert repr(scheme)
 
@@ -271,5 +276,5 @@ def test_huge_integers_are_refused(argument: str) -> None:
     ],
 )
 def test_flags_must_be_flags(text: str) -> None:
-    with pytest.raises(sw.SchemeError):
+    with pytest.raises(sw.errors.SchemeError):
         sw.parse(text)

@@ -73,25 +73,28 @@ def test_dense_alone_is_the_optimizer_itself(name: str) -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_sparse_training_lowers_the_loss(name: str) -> None:
-    net, optimizer = wrapped("Scheme(TopK(0.05), whole=64)", OPTIMIZERS[name])
+    net, optimizer = wrapped("Scheme(TopK(0.05), dense_below=64)", OPTIMIZERS[name])
     before = float(pull(net, 0).detach())
     train(net, optimizer, range(40))
     assert float(pull(net, 0).detach()) < 0.8 * before
 
 
 def test_gradient_is_the_mean_of_what_was_sent() -> None:
-    net, optimizer = wrapped("Scheme(TopK(0.05), whole=64)")
+    net, optimizer = wrapped("Scheme(TopK(0.05), dense_below=64)")
     train(net, optimizer, range(1))
     weight = net[0].weight  # type: ignore[index]
     assert int(weight.grad.count_nonzero()) == 60
-    assert net[0].bias.grad.all()  # type: ignore[index]  # travels whole
+    assert net[0].bias.grad.all()  # type: ignore[index]  # is sent densely
 
 
 @pytest.mark.parametrize("rates", [[0.1] * 8, [0.1] * 4 + [0.01] * 4], ids=["constant", "drop"])
 @pytest.mark.parametrize("name", ["momentum", "adam"])
 def test_ranks_stay_together(name: str, rates: list[float]) -> None:
     paths = problem.walk_optimizers(
-        sw.Scheme(sw.TopK(0.1), whole=None), 3, rates, lambda p, rate: OPTIMIZERS[name](p)
+        sw.Scheme(sw.TopK(0.1), dense_below=0, dense_1d=False),
+        3,
+        rates,
+        lambda p, rate: OPTIMIZERS[name](p),
     )
     assert all(np.array_equal(path, paths[0]) for path in paths)
 
@@ -100,13 +103,16 @@ def test_ranks_stay_together(name: str, rates: list[float]) -> None:
 def test_ranks_stay_together_when_the_rate_starts_at_zero(name: str) -> None:
     """As it does under a linear warm-up: momentum must not take in what was not exchanged."""
     paths = problem.walk_optimizers(
-        sw.Scheme(sw.TopK(0.1), whole=None), 2, [0.0, 0.1, 0.1], lambda p, _: OPTIMIZERS[name](p)
+        sw.Scheme(sw.TopK(0.1), dense_below=0, dense_1d=False),
+        2,
+        [0.0, 0.1, 0.1],
+        lambda p, _: OPTIMIZERS[name](p),
     )
     assert np.array_equal(*paths)
 
 
 def test_rate_of_zero_neither_deposits_nor_sends() -> None:
-    net, optimizer = wrapped("Scheme(TopK(0.05), whole=64)")
+    net, optimizer = wrapped("Scheme(TopK(0.05), dense_below=64)")
     train(net, optimizer, range(2))
     kept, weights = copy.deepcopy(optimizer.state_dict()), numbers(net)
     optimizer.param_groups[0]["lr"] = 0.0
@@ -123,7 +129,7 @@ def test_groups_may_have_rates_of_their_own() -> None:
     slow, fast = list(net[0].parameters()), list(net[2].parameters())  # type: ignore[index]
     groups = [{"params": slow, "lr": 0.01}, {"params": fast, "lr": 1.0}]
     optimizer = sw.DistributedOptimizer(
-        net, torch.optim.SGD(groups, lr=0.1), "Scheme(TopK(0.05), whole=None)"
+        net, torch.optim.SGD(groups, lr=0.1), "Scheme(TopK(0.05), dense_below=0, dense_1d=False)"
     )
     pull(net, 0).backward()
     gradients = {name: p.grad.clone() for name, p in net.named_parameters()}  # type: ignore[union-attr]
@@ -137,7 +143,7 @@ def test_groups_may_have_rates_of_their_own() -> None:
 
 
 def test_schedulers_and_closures_work() -> None:
-    net, optimizer = wrapped("Scheme(TopK(0.05), whole=64)")
+    net, optimizer = wrapped("Scheme(TopK(0.05), dense_below=64)")
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.1)
     train(net, optimizer, range(4), scheduler)
     assert optimizer.optimizer.param_groups[0]["lr"] == pytest.approx(0.001)
@@ -175,30 +181,32 @@ def test_it_is_an_optimizer() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_bad_numbers_change_nothing(bad: float) -> None:
-    net, optimizer = wrapped("Scheme(TopK(0.05), whole=64)", OPTIMIZERS["momentum"])
+    net, optimizer = wrapped("Scheme(TopK(0.05), dense_below=64)", OPTIMIZERS["momentum"])
     train(net, optimizer, range(3))
     weights, kept = numbers(net), copy.deepcopy(optimizer.state_dict())
     pull(net, 3).backward()
     net[2].weight.grad[1, 5] = bad  # type: ignore[index]
-    with pytest.raises(sw.NonFiniteError, match=r"at step 3: rank 0 in 2\.weight\. No rank took"):
+    with pytest.raises(
+        sw.errors.NonFiniteError, match=r"at step 3: rank 0 in 2\.weight\. No rank took"
+    ):
         optimizer.step()
     assert torch.equal(numbers(net), weights)
     now = optimizer.state_dict()
     assert now["step"] == kept["step"] == 3
     for name, memory in kept["memory"].items():
         assert torch.equal(now["memory"][name]["residual"], memory["residual"])
-    twin, undisturbed = wrapped("Scheme(TopK(0.05), whole=64)", OPTIMIZERS["momentum"])
+    twin, undisturbed = wrapped("Scheme(TopK(0.05), dense_below=64)", OPTIMIZERS["momentum"])
     assert torch.equal(train(net, optimizer, range(3, 5)), train(twin, undisturbed, range(5)))
 
 
 def test_bad_numbers_on_one_rank_are_named_on_all() -> None:
     def work(seat: Seat) -> str:
         net, optimizer = wrapped("TopK(0.05)")
-        optimizer.group = seat
+        optimizer._join(seat)
         pull(net, 0).backward()
         if seat.rank == 1:
             net[0].bias.grad[0] = math.nan  # type: ignore[index]
-        with pytest.raises(sw.NonFiniteError) as error:
+        with pytest.raises(sw.errors.NonFiniteError) as error:
             optimizer.step()
         return str(error.value)
 
@@ -208,7 +216,7 @@ def test_bad_numbers_on_one_rank_are_named_on_all() -> None:
 
 
 def test_parameters_without_a_gradient_count_as_zero() -> None:
-    net, optimizer = wrapped("Scheme(TopK(0.05), whole=64)")
+    net, optimizer = wrapped("Scheme(TopK(0.05), dense_below=64)")
     pull(net, 0).backward()
     net[2].bias.grad = None  # type: ignore[index]
     optimizer.step()
@@ -227,7 +235,7 @@ def test_frozen_parameters_are_left_out() -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_resumed_is_as_never_stopped(name: str) -> None:
-    scheme = "Scheme(BlockRandomK(0.05), whole=64)"
+    scheme = "Scheme(BlockRandomK(0.05), dense_below=64)"
     net, optimizer = wrapped(scheme, OPTIMIZERS[name])
     train(net, optimizer, range(4))
     file = io.BytesIO()
@@ -246,31 +254,34 @@ def test_resumed_is_as_never_stopped(name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"scheme": "Scheme(TopK(0.5))"}, r"is of Scheme\(TopK\(0\.5\)\), .* Scheme\(TopK\(0\.05"),
-        ({"rank": 1, "world": 2}, "rank 1 of 2, .* rank 0 of 1"),
-        ({"format": 99}, "no state of a sparsewire exchange"),
+        (
+            {"scheme": "Scheme(TopK(0.5))", "identity": ""},
+            r"is of Scheme\(TopK\(0\.5\)\), .* Scheme\(TopK\(0\.05",
+        ),
+        ({"rank": 1, "world_size": 2}, "rank 1 of 2, .* rank 0 of 1"),
+        ({"format": 99}, "format 99, and this version of sparsewire reads 2"),
         ({"memory": {}}, r"lacks 0\.bias, 0\.weight"),
     ],
 )
 def test_state_that_does_not_fit_is_refused(change: dict[str, Any], reason: str) -> None:
     net, optimizer = wrapped("TopK(0.05)")
     train(net, optimizer, range(2))
-    with pytest.raises(sw.StateError, match=reason):
+    with pytest.raises(sw.errors.StateError, match=reason):
         optimizer.load_state_dict({**optimizer.state_dict(), **change})
     assert optimizer.steps == 2
 
 
 def test_plain_optimizer_state_is_refused() -> None:
     _, optimizer = wrapped("TopK(0.05)")
-    with pytest.raises(sw.StateError, match=r"pass what state_dict\(\) returned"):
+    with pytest.raises(sw.errors.StateError, match=r"pass what state_dict\(\) returned"):
         optimizer.load_state_dict(optimizer.optimizer.state_dict())
 
 
 def test_report() -> None:
-    net, optimizer = wrapped("Scheme(TopK(0.05), whole=64)")
+    net, optimizer = wrapped("Scheme(TopK(0.05), dense_below=64)")
     train(net, optimizer, range(3))
     report = optimizer.report(layers=True)
-    assert (report.steps, report.world, report.bytes_sent) == (3, 1, 0)
+    assert (report.steps, report.world_size, report.bytes_sent) == (3, 1, 0)
     assert report.memory_norm > 0
     assert {name for name, _, _ in report.layers} == {n for n, _ in net.named_parameters()}
     assert optimizer.report().layers == ()
@@ -286,7 +297,7 @@ def test_scheme_may_be_given_in_all_ways() -> None:
 def test_momentum_twice_is_refused() -> None:
     net = make_net()
     scheme = "Scheme(TopK(0.05), memory=MomentumCorrection())"
-    with pytest.raises(sw.AttachError, match=r"has momentum 0\.9 of its own"):
+    with pytest.raises(sw.errors.AttachError, match=r"has momentum 0\.9 of its own"):
         sw.DistributedOptimizer(net, OPTIMIZERS["momentum"](list(net.parameters())), scheme)
 
 
@@ -327,8 +338,8 @@ def test_gradients_of_any_layout() -> None:
 
 def test_grad_scaler_that_divides_first() -> None:
     """All ranks step or none does, since bad numbers are for the exchange to find."""
-    net, optimizer = wrapped("Scheme(TopK(0.05), whole=64)")
-    twin, plain = wrapped("Scheme(TopK(0.05), whole=64)")
+    net, optimizer = wrapped("Scheme(TopK(0.05), dense_below=64)")
+    twin, plain = wrapped("Scheme(TopK(0.05), dense_below=64)")
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     for step in range(3):
         optimizer.zero_grad()
@@ -340,7 +351,7 @@ def test_grad_scaler_that_divides_first() -> None:
     scaler.scale(pull(net, 3)).backward()
     net[0].bias.grad[0] = math.nan  # type: ignore[index]
     scaler.unscale_(optimizer)
-    with pytest.raises(sw.NonFiniteError, match=r"rank 0 in 0\.bias"):
+    with pytest.raises(sw.errors.NonFiniteError, match=r"rank 0 in 0\.bias"):
         scaler.step(optimizer)
 
 
@@ -348,5 +359,5 @@ def test_grad_scaler_that_decides_alone_is_refused() -> None:
     net, optimizer = wrapped("TopK(0.05)")
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     scaler.scale(pull(net, 0)).backward()
-    with pytest.raises(sw.AttachError, match=r"use DDP and attach\(…, scaler=scaler\)"):
+    with pytest.raises(sw.errors.AttachError, match=r"use DDP and attach\(…, scaler=scaler\)"):
         scaler.step(optimizer)

@@ -7,9 +7,10 @@ import torch
 from hypothesis import given
 
 from sparsewire.randomness import (
+    RandomKey,
     below,
-    digest,
-    digest_int,
+    checksum,
+    checksum_int,
     fold,
     mix,
     mix_int,
@@ -82,8 +83,8 @@ def test_below_stays_below(word: int, bound: int) -> None:
 @given(st.lists(words, min_size=1, max_size=9), words)
 @LAWFUL
 def test_digests_of_tensors_and_integers_agree(numbers: list[int], key: int) -> None:
-    found = int(digest(torch.tensor(numbers), key))
-    assert unsigned(found) == digest_int([unsigned(n) for n in numbers], key)
+    found = int(checksum(torch.tensor(numbers), key))
+    assert unsigned(found) == checksum_int([unsigned(n) for n in numbers], key)
 
 
 @given(
@@ -99,8 +100,21 @@ def test_every_bit_and_place_and_key_counts(
     original = [unsigned(n) for n in numbers]
     flipped = list(original)
     flipped[place % len(flipped)] ^= 1 << bit
-    assert digest_int(flipped, key) != digest_int(original, key)
-    assert digest_int(original, key ^ (1 << bit)) != digest_int(original, key)
+    assert checksum_int(flipped, key) != checksum_int(original, key)
+    assert checksum_int(original, key ^ (1 << bit)) != checksum_int(original, key)
     moved = [*original[1:], original[0]]
-    assert moved == original or digest_int(moved, key) != digest_int(original, key)
-    assert digest_int([*original, 0], key) != digest_int(original, key)
+    assert moved == original or checksum_int(moved, key) != checksum_int(original, key)
+    assert checksum_int([*original, 0], key) != checksum_int(original, key)
+
+
+def test_random_keys_depend_on_all_that_they_name() -> None:
+    keys = {
+        RandomKey(seed, step, rank).key(shared=False)
+        for seed in range(3)
+        for step in range(3)
+        for rank in range(3)
+    }
+    assert len(keys) == 27
+    shared = {RandomKey(0, 0, rank).key(shared=True) for rank in range(3)}
+    assert len(shared) == 1
+    assert not shared & keys

@@ -12,8 +12,8 @@ from hypothesis import given
 from torch import nn
 
 import sparsewire as sw
+from sparsewire.codecs import Float32, ValueCodec
 from sparsewire.scheme import as_scheme
-from sparsewire.values import Float32, ValueCodec
 
 from .laws.cases import LAWFUL, examples
 
@@ -27,30 +27,30 @@ class NotLinear(Float32):
 @pytest.mark.parametrize(
     ("text", "indices", "collective"),
     [
-        ("TopK(0.01)", sw.EliasFano(), sw.AllGather()),
-        ("TopK(count=5)", sw.EliasFano(), sw.AllGather()),
-        ("TopK(0.25)", sw.EliasFano(), sw.AllGather()),
-        ("TopK(0.26)", sw.Bitmap(), sw.AllGather()),
-        ("TopK(1.0)", sw.Bitmap(), sw.AllGather()),
-        ("TopK(5e-324)", sw.EliasFano(), sw.AllGather()),
-        ("Threshold(0.01)", sw.EliasFano(), sw.AllGather()),
-        ("Scheme(RandomK(0.01), values=TwoBit())", sw.Implied(), sw.AllGather()),
-        ("RandomK(0.01)", sw.Implied(), sw.AllReduce()),
-        ("RandomK(0.01, shared=False)", sw.Implied(), sw.AllGather()),
-        ("BlockRandomK(0.01)", sw.Implied(), sw.AllGather()),
-        ("TopBlock(0.01)", sw.Implied(), sw.AllReduce()),
-        ("Scheme(TopBlock(0.01), values=TwoBit())", sw.Implied(), sw.AllGather()),
-        ("LeaderTopK(0.01)", sw.EliasFano(), sw.AllReduce()),
-        ("LeaderTopK(0.5)", sw.Bitmap(), sw.AllReduce()),
-        ("UnionTopK(0.01)", sw.EliasFano(), sw.AllReduce()),
-        ("UnionTopK(0.5)", sw.EliasFano(), sw.AllReduce()),
-        ("Scheme(UnionTopK(0.01), values=TwoBit())", sw.EliasFano(), sw.AllGather()),
-        ("Scheme(LeaderTopK(0.01), values=TwoBit())", sw.EliasFano(), sw.AllGather()),
-        ("Scheme(LeaderTopK(0.01), indices=Int32())", sw.Int32(), sw.AllReduce()),
-        ("BlockRandomK(0.01, shared=True)", sw.Implied(), sw.AllReduce()),
-        ("Dense()", sw.Implied(), sw.AllReduce()),
-        ("Scheme(RandomK(0.01), indices=Int32())", sw.Int32(), sw.AllGather()),
-        ("Scheme(RandomK(0.01), values=Float16())", sw.Implied(), sw.AllReduce()),
+        ("TopK(0.01)", sw.codecs.EliasFano(), sw.AllGather()),
+        ("TopK(count=5)", sw.codecs.EliasFano(), sw.AllGather()),
+        ("TopK(0.25)", sw.codecs.EliasFano(), sw.AllGather()),
+        ("TopK(0.26)", sw.codecs.Bitmap(), sw.AllGather()),
+        ("TopK(1.0)", sw.codecs.Bitmap(), sw.AllGather()),
+        ("TopK(5e-324)", sw.codecs.EliasFano(), sw.AllGather()),
+        ("Threshold(0.01)", sw.codecs.EliasFano(), sw.AllGather()),
+        ("Scheme(RandomK(0.01), values=TwoBit())", sw.codecs.Implied(), sw.AllGather()),
+        ("RandomK(0.01)", sw.codecs.Implied(), sw.AllReduce()),
+        ("RandomK(0.01, shared=False)", sw.codecs.Implied(), sw.AllGather()),
+        ("BlockRandomK(0.01)", sw.codecs.Implied(), sw.AllGather()),
+        ("TopBlock(0.01)", sw.codecs.Implied(), sw.AllReduce()),
+        ("Scheme(TopBlock(0.01), values=TwoBit())", sw.codecs.Implied(), sw.AllGather()),
+        ("LeaderTopK(0.01)", sw.codecs.EliasFano(), sw.AllReduce()),
+        ("LeaderTopK(0.5)", sw.codecs.Bitmap(), sw.AllReduce()),
+        ("UnionTopK(0.01)", sw.codecs.EliasFano(), sw.AllReduce()),
+        ("UnionTopK(0.5)", sw.codecs.EliasFano(), sw.AllReduce()),
+        ("Scheme(UnionTopK(0.01), values=TwoBit())", sw.codecs.EliasFano(), sw.AllGather()),
+        ("Scheme(LeaderTopK(0.01), values=TwoBit())", sw.codecs.EliasFano(), sw.AllGather()),
+        ("Scheme(LeaderTopK(0.01), indices=Int32())", sw.codecs.Int32(), sw.AllReduce()),
+        ("BlockRandomK(0.01, shared=True)", sw.codecs.Implied(), sw.AllReduce()),
+        ("Dense()", sw.codecs.Implied(), sw.AllReduce()),
+        ("Scheme(RandomK(0.01), indices=Int32())", sw.codecs.Int32(), sw.AllGather()),
+        ("Scheme(RandomK(0.01), values=Float16())", sw.codecs.Implied(), sw.AllReduce()),
     ],
 )
 def test_indices_and_collective_are_derived(text: str, indices: object, collective: object) -> None:
@@ -62,8 +62,11 @@ def test_indices_and_collective_are_derived(text: str, indices: object, collecti
 @pytest.mark.parametrize("ratio", [0.001, 0.01, 0.1, 0.2, 0.24, 0.25, 0.26, 0.3, 0.4, 0.5, 0.9])
 def test_the_index_codec_is_the_smallest(ratio: float) -> None:
     scheme = sw.Scheme(sw.TopK(ratio))
-    segments = scheme.cut({"w": (1000, 1000)})
-    sizes = [codec.nbytes(segments) for codec in (sw.EliasFano(), sw.Bitmap(), sw.Int32())]
+    segments = scheme.partition({"w": (1000, 1000)})
+    sizes = [
+        codec.nbytes(segments)
+        for codec in (sw.codecs.EliasFano(), sw.codecs.Bitmap(), sw.codecs.Int32())
+    ]
     assert scheme.indices.nbytes(segments) <= min(sizes) + 8
 
 
@@ -76,7 +79,8 @@ def test_defaults() -> None:
     scheme = sw.Scheme(sw.TopK(0.01))
     assert scheme.values == sw.Float32()
     assert scheme.memory == sw.ErrorFeedback()
-    assert (scheme.scope, scheme.whole, scheme.seed) == ("layer", 1024, 0)
+    assert (scheme.scope, scheme.dense_below, scheme.dense_1d) == ("layer", 1024, True)
+    assert scheme.seed == 0
 
 
 def test_every_combination_is_built_or_refused_with_a_remedy() -> None:
@@ -88,7 +92,7 @@ def test_every_combination_is_built_or_refused_with_a_remedy() -> None:
         try:
             sw.Scheme(selector, values=values, indices=indices, collective=collective)
             built += 1
-        except sw.SchemeError as refusal:
+        except sw.errors.SchemeError as refusal:
             text = str(refusal)
             assert "write" in text or "leave" in text, text
             reasons = (
@@ -118,7 +122,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "collective=AllGather(), or values=Float32()",
     ),
     (
-        {"selector": sw.RandomK(0.01), "indices": sw.Int32(), "collective": sw.AllReduce()},
+        {"selector": sw.RandomK(0.01), "indices": sw.codecs.Int32(), "collective": sw.AllReduce()},
         "indices cannot be added",
         "leave indices out",
     ),
@@ -133,22 +137,22 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "a ratio below 1",
     ),
     (
-        {"selector": sw.TopK(0.01), "indices": sw.Implied()},
+        {"selector": sw.TopK(0.01), "indices": sw.codecs.Implied()},
         "they depend on the gradient",
         "write indices=EliasFano() or leave indices out",
     ),
     (
-        {"selector": sw.LeaderTopK(0.01), "indices": sw.Implied()},
+        {"selector": sw.LeaderTopK(0.01), "indices": sw.codecs.Implied()},
         "they depend on the gradient",
         "write indices=EliasFano() or leave indices out",
     ),
     (
-        {"selector": sw.UnionTopK(0.01), "indices": sw.Implied()},
+        {"selector": sw.UnionTopK(0.01), "indices": sw.codecs.Implied()},
         "they depend on the gradient",
         "write indices=EliasFano() or leave indices out",
     ),
     (
-        {"selector": sw.TopBlock(0.01), "indices": sw.EliasFano()},
+        {"selector": sw.TopBlock(0.01), "indices": sw.codecs.EliasFano()},
         "has nothing to write",
         "leave indices out",
     ),
@@ -182,15 +186,20 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"selector": sw.TopK(0.01), "scope": 1.5}, "makes no sense", "the length of chunks"),
     ({"selector": sw.TopK(0.01), "scope": True}, "makes no sense", "the length of chunks"),
     ({"selector": sw.TopK(0.01), "scope": None}, "makes no sense", "the length of chunks"),
-    ({"selector": sw.TopK(0.01), "whole": -1}, "makes no sense", "or None to sparsify all"),
-    ({"selector": sw.TopK(0.01), "whole": 1.0}, "makes no sense", "or None to sparsify all"),
-    ({"selector": sw.TopK(0.01), "whole": False}, "makes no sense", "or None to sparsify all"),
+    ({"selector": sw.TopK(0.01), "dense_below": -1}, "makes no sense", "sent densely, or 0"),
+    ({"selector": sw.TopK(0.01), "dense_below": 1.0}, "makes no sense", "sent densely, or 0"),
+    ({"selector": sw.TopK(0.01), "dense_below": False}, "makes no sense", "sent densely, or 0"),
+    ({"selector": sw.TopK(0.01), "dense_1d": 1}, "dense_1d is True or False", "not 1"),
     ({"selector": sw.TopK(0.01), "seed": 1.0}, "makes no sense", "a whole number"),
     ({"selector": sw.TopK(0.01), "seed": "x"}, "makes no sense", "a whole number"),
     ({"selector": sw.TopK}, "first argument", "TopK(), Threshold(), RandomK()"),
     ({"selector": "TopK(0.01)"}, "first argument", "TopK(), Threshold(), RandomK()"),
     ({"selector": sw.Scheme(sw.TopK())}, "first argument", "TopK(), Threshold(), RandomK()"),
-    ({"selector": sw.TopK(), "values": sw.Int32()}, "values=", "Float32(), BFloat16(), Float16()"),
+    (
+        {"selector": sw.TopK(), "values": sw.codecs.Int32()},
+        "values=",
+        "Float32(), BFloat16(), Float16()",
+    ),
     ({"selector": sw.TopK(), "values": None}, "values=", "Float32(), BFloat16(), Float16()"),
     ({"selector": sw.TopK(), "memory": None}, "memory=", "ErrorFeedback(), Momentum"),
     ({"selector": sw.TopK(), "indices": sw.TopK()}, "indices=", "Int32(), Implied()"),
@@ -206,7 +215,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 def test_refusals_give_reason_and_remedy(
     arguments: dict[str, Any], reason: str, remedy: str
 ) -> None:
-    with pytest.raises(sw.SchemeError) as refusal:
+    with pytest.raises(sw.errors.SchemeError) as refusal:
         sw.Scheme(**arguments)
     assert reason in str(refusal.value)
     assert remedy in str(refusal.value)
@@ -224,9 +233,9 @@ def test_scheme_is_the_same_at_all_steps() -> None:
 
 def test_cut_uses_scope_and_whole() -> None:
     shapes = {"w": (10, 10), "b": (10,)}
-    cut = sw.Scheme(sw.TopK(0.1), scope="global", whole=None).cut(shapes)
-    assert [(piece.name, piece.length) for piece in cut.pieces] == [("*", 110)]
-    assert sw.Scheme(sw.TopK(0.1)).cut(shapes).pieces == ()
+    cut = sw.Scheme(sw.TopK(0.1), scope="global", dense_below=0, dense_1d=False).partition(shapes)
+    assert [(segment.name, segment.length) for segment in cut.sparse] == [("*", 110)]
+    assert sw.Scheme(sw.TopK(0.1)).partition(shapes).sparse == ()
 
 
 @pytest.mark.parametrize(
@@ -238,13 +247,13 @@ def test_as_scheme(given: object) -> None:
 
 @pytest.mark.parametrize("given", [None, 0.01, sw.Float32(), sw.TopK])
 def test_as_scheme_refuses_the_rest(given: object) -> None:
-    with pytest.raises(sw.SchemeError, match=r"is no scheme: write a selector such as TopK"):
+    with pytest.raises(sw.errors.SchemeError, match=r"is no scheme: write a selector such as TopK"):
         as_scheme(given)
 
 
 def test_a_long_object_in_place_of_a_scheme_is_not_shown_in_full() -> None:
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(50)))
-    with pytest.raises(sw.SchemeError, match=r"^Sequential.* is no scheme: write") as told:
+    with pytest.raises(sw.errors.SchemeError, match=r"^Sequential.* is no scheme: write") as told:
         as_scheme(model)
     assert len(str(told.value)) < 150
     assert "\n" not in str(told.value)
@@ -270,12 +279,12 @@ class TestWarmup:
             values=sw.BFloat16(),
             memory=sw.MomentumCorrection(0.5),
             scope="global",
-            whole=7,
+            dense_below=7,
             seed=3,
         )
         warmup = sw.Warmup(scheme, steps=10)
         assert warmup.at(0) == replace(
-            scheme, selector=sw.Dense(), indices=sw.Implied(), collective=sw.AllReduce()
+            scheme, selector=sw.Dense(), indices=sw.codecs.Implied(), collective=sw.AllReduce()
         )
         assert (warmup.memory, warmup.scope) == (scheme.memory, scheme.scope)
 
@@ -314,7 +323,7 @@ class TestWarmup:
             collective=sw.AllGather(),
             memory=sw.MomentumCorrection(0.5),
             scope=100,
-            whole=7,
+            dense_below=7,
             seed=3,
         )
         eased = sw.Warmup(scheme, steps=10, ease=True).at(3)
@@ -332,23 +341,22 @@ class TestWarmup:
 
     @pytest.mark.parametrize("steps", [0, -1, 1.5, True, "many"])
     def test_steps_must_be_a_number(self, steps: object) -> None:
-        with pytest.raises(sw.SchemeError, match="whole number of at least 1"):
+        with pytest.raises(sw.errors.SchemeError, match="whole number of at least 1"):
             sw.Warmup(sw.TopK(0.1), steps=steps)  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("inner", [None, "TopK(0.1)", sw.Warmup(sw.TopK(0.1)), sw.TopK])
     def test_wraps_nothing_else(self, inner: object) -> None:
-        with pytest.raises(sw.SchemeError, match=r"Warmup\(TopK\(0\.01\), steps=1000\)"):
+        with pytest.raises(sw.errors.SchemeError, match=r"Warmup\(TopK\(0\.01\), steps=1000\)"):
             sw.Warmup(inner)  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("selector", [sw.Dense(), sw.TopK(count=5)], ids=repr)
     def test_without_a_ratio_nothing_can_be_eased_in(self, selector: Any) -> None:
-        with pytest.raises(sw.SchemeError, match="since it has none; write a ratio such as"):
+        with pytest.raises(sw.errors.SchemeError, match="since it has none; write a ratio such as"):
             sw.Warmup(selector, ease=True)
         assert sw.Warmup(selector).at(0).selector == sw.Dense()
 
 
 def test_families_name_every_part_once() -> None:
-    kinds = [kind for family in sw.FAMILIES.values() for kind in family]
+    kinds = [kind for family in sw.scheme.FAMILIES.values() for kind in family]
     assert len(kinds) == len(set(kinds)) == len({kind.__name__ for kind in kinds})
-    assert all(getattr(sw, kind.__name__) is kind for kind in kinds)
     assert all(kind.__doc__ for kind in kinds)

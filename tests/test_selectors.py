@@ -10,14 +10,16 @@ import pytest
 from hypothesis import given
 
 import sparsewire as sw
-from sparsewire.selectors import Coordination, Draw, Selector, Sized
+from sparsewire.selectors import Coordination, Selector, Sized
 
 from .laws.cases import LAWFUL, examples, label
 
 ONE_BY_ONE = [
-    kind for kind in sw.FAMILIES["selectors"] if issubclass(kind, Sized) and kind is not sw.TopBlock
+    kind
+    for kind in sw.scheme.FAMILIES["selectors"]
+    if issubclass(kind, Sized) and kind is not sw.TopBlock
 ]
-SIZED = [kind for kind in sw.FAMILIES["selectors"] if issubclass(kind, Sized)]
+SIZED = [kind for kind in sw.scheme.FAMILIES["selectors"] if issubclass(kind, Sized)]
 
 
 @pytest.mark.parametrize("kind", ONE_BY_ONE)
@@ -77,7 +79,9 @@ def test_counts_are_rounded_up_to_whole_blocks() -> None:
 
 @pytest.mark.parametrize("block", [0, -1, 1.5, True, None])
 def test_blocks_of_no_length_are_refused(block: object) -> None:
-    with pytest.raises(sw.SchemeError, match=r"at least 1, as in TopBlock\(0.01, block=64\)"):
+    with pytest.raises(
+        sw.errors.SchemeError, match=r"at least 1, as in TopBlock\(0.01, block=64\)"
+    ):
         sw.TopBlock(0.01, block=block)  # type: ignore[arg-type]
 
 
@@ -107,14 +111,14 @@ def test_default_is_one_percent(kind: type[Sized]) -> None:
     ],
 )
 def test_refusals(kind: type[Sized], arguments: dict[str, float], reason: str) -> None:
-    with pytest.raises(sw.SchemeError, match=reason) as refusal:
+    with pytest.raises(sw.errors.SchemeError, match=reason) as refusal:
         kind(**arguments)  # type: ignore[arg-type]
     assert kind.__name__ in str(refusal.value)
 
 
 @pytest.mark.parametrize("sample", [99, 0, -1, 1e5, True, "all"])
 def test_threshold_refuses_a_sample_that_is_none(sample: object) -> None:
-    with pytest.raises(sw.SchemeError, match="whole number of at least 100"):
+    with pytest.raises(sw.errors.SchemeError, match="whole number of at least 100"):
         sw.Threshold(0.01, sample=sample)  # type: ignore[arg-type]
 
 
@@ -131,7 +135,7 @@ def test_selectors_cannot_be_changed(selector: Selector) -> None:
 
 
 def test_threshold_has_room_for_a_quarter_more() -> None:
-    assert [sw.Threshold(count=k).room(100) for k in (1, 3, 4, 10, 80, 90)] == [
+    assert [sw.Threshold(count=k).capacity(100) for k in (1, 3, 4, 10, 80, 90)] == [
         2,
         4,
         5,
@@ -160,16 +164,3 @@ def test_threshold_has_room_for_a_quarter_more() -> None:
 def test_how_ranks_come_to_coordinates(selector: Selector, coordination: Coordination) -> None:
     assert selector.coordination is coordination
     assert (selector.proposers == "none") or coordination is Coordination.NEGOTIATED
-
-
-def test_draws_depend_on_all_that_they_name() -> None:
-    keys = {
-        Draw(seed, step, rank).key(shared=False)
-        for seed in range(3)
-        for step in range(3)
-        for rank in range(3)
-    }
-    assert len(keys) == 27
-    shared = {Draw(0, 0, rank).key(shared=True) for rank in range(3)}
-    assert len(shared) == 1
-    assert not shared & keys

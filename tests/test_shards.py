@@ -9,50 +9,49 @@ import torch
 from torch import Tensor
 
 import sparsewire as sw
-from sparsewire.engine import Exchange
 from sparsewire.kernels import reference
-from sparsewire.kernels.cards import CARD, owned
-from sparsewire.ledger import Ledger
-from sparsewire.memory import LEDGER
 from sparsewire.segments import Segments
-from sparsewire.shards import OWNED, Shards
+from sparsewire.shards import BLOCK, Shards, owned
+from sparsewire.state import OWNED, RESIDUAL, StateStore
 
-from .laws.cases import SCOPES, SHAPES, Crew, noise, owned_places
+from .laws.cases import CPU, SCOPES, SHAPES, Crew, noise, owned_places, random_key
 
 WORLDS = (1, 2, 3, 5, 8)
 LARGE = {"a": (300, 400), "b": (50,), "c": (7, 100), "d": (1000, 100)}
 
 
 def shards(
-    world: int,
+    world_size: int,
     selector: sw.TopK | sw.Threshold | sw.BlockRandomK | None = None,
     shapes: dict[str, tuple[int, ...]] = LARGE,
     scope: object = "layer",
     ratio: float | None = None,
 ) -> Shards:
     selector = selector or sw.TopK(0.01)
-    segments = Segments.cut(shapes, selector, scope, 64)  # type: ignore[arg-type]
-    return Shards(segments, world, ratio, selector.clustered)
+    segments = Segments.partition(shapes, selector, scope, 64)  # type: ignore[arg-type]
+    return Shards(segments, world_size, ratio, selector.clustered)
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world_size", WORLDS)
 @pytest.mark.parametrize("shapes", [SHAPES, LARGE, {"x": (1,)}, {"x": (0,)}])
-def test_every_coordinate_has_one_owner(world: int, shapes: dict[str, tuple[int, ...]]) -> None:
-    shared = shards(world, shapes=shapes)
+def test_every_coordinate_has_one_owner(
+    world_size: int, shapes: dict[str, tuple[int, ...]]
+) -> None:
+    shared = shards(world_size, shapes=shapes)
     places = [
         reference.collect(torch.arange(shared.part(owner).size), owner, shared)
-        for owner in range(world)
+        for owner in range(world_size)
     ]
     assert all((place.diff() > 0).all() for place in places)
     assert torch.cat(places).sort().values.tolist() == list(range(shared.segments.size))
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_owners_have_equal_shares(world: int) -> None:
-    for length in (1, CARD, 1000, 123_456):
-        sizes = [owned("w", length, owner, world) for owner in range(world)]
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_owners_have_equal_shares(world_size: int) -> None:
+    for length in (1, BLOCK, 1000, 123_456):
+        sizes = [owned("w", length, owner, world_size) for owner in range(world_size)]
         assert sum(sizes) == length
-        assert max(sizes) - min(sizes) <= CARD
+        assert max(sizes) - min(sizes) <= BLOCK
 
 
 def test_who_owns_what_does_not_depend_on_the_layout() -> None:
@@ -62,25 +61,25 @@ def test_who_owns_what_does_not_depend_on_the_layout() -> None:
             shards(3, shapes=dict(order), scope=scope)
             for order in (LARGE.items(), reversed(LARGE.items()))
         )
-        for span in one.segments.spans:
-            moved = next(s for s in other.segments.spans if s.name == span.name)
+        for param in one.segments.params:
+            moved = next(s for s in other.segments.params if s.name == param.name)
             for owner in range(3):
                 here, there = (
                     reference.collect(torch.arange(s.part(owner).size), owner, s)
                     for s in (one, other)
                 )
-                inside = here[(here >= span.start) & (here < span.stop)] - span.start
+                inside = here[(here >= param.start) & (here < param.stop)] - param.start
                 again = there[(there >= moved.start) & (there < moved.stop)] - moved.start
                 assert torch.equal(inside, again)
-                assert inside.tolist() == owned_places(span, owner, 3)
+                assert inside.tolist() == owned_places(param, owner, 3)
 
 
-@pytest.mark.parametrize("stride", [1, 8, CARD, 64, 128, 4096])
-@pytest.mark.parametrize("world", [2, 3, 8])
-def test_busy_columns_and_rows_fall_on_all_owners(stride: int, world: int) -> None:
+@pytest.mark.parametrize("stride", [1, 8, BLOCK, 64, 128, 4096])
+@pytest.mark.parametrize("world_size", [2, 3, 8])
+def test_busy_columns_and_rows_fall_on_all_owners(stride: int, world_size: int) -> None:
     """Whatever period the large entries have, no owner gets more than there is room for."""
-    shared = shards(world, sw.TopK(0.01), {"w": (1024, 512)})
-    count = shared.segments.room
+    shared = shards(world_size, sw.TopK(0.01), {"w": (1024, 512)})
+    count = shared.segments.capacity
     indices = torch.arange(count) * stride % shared.segments.size
     indices = indices.unique()
     _, sources = reference.deal(indices, shared)
@@ -88,56 +87,59 @@ def test_busy_columns_and_rows_fall_on_all_owners(stride: int, world: int) -> No
 
 
 def test_a_block_always_finds_room() -> None:
-    for world in WORLDS:
-        scheme = sw.Scheme(sw.BlockRandomK(0.01), collective=sw.Sharded())
-        exchange = Exchange(scheme, scheme.cut(LARGE))
+    selector = sw.BlockRandomK(0.01)
+    for world_size in WORLDS:
+        shared = shards(world_size, selector)
         for step in range(50):
-            draw = sw.selectors.Draw(0, step, 0)
-            indices = scheme.selector.coordinates(exchange.segments, draw, torch.device("cpu"))
-            _, sources = reference.deal(indices, exchange.shards(world))
+            indices = selector.coordinates(shared.segments, random_key(step), CPU)
+            _, sources = reference.deal(indices, shared)
             assert (sources < indices.numel()).sum() == indices.numel()
 
 
-def on_one_owner(world: int, owner: int) -> Callable[[int], Tensor]:
+def on_one_owner(world_size: int, owner: int) -> Callable[[int], Tensor]:
     """Gradients whose large entries all belong to one owner."""
-    span = Segments.cut(LARGE, sw.TopK(0.01)).spans[0]
+    param = Segments.partition(LARGE, sw.TopK(0.01)).params[0]
 
     def gradient(size: int) -> Tensor:
         flat = noise(1, size, 7)[0] * 1e-3
-        flat[owned_places(span, owner, world)] *= 1e6
+        flat[owned_places(param, owner, world_size)] *= 1e6
         return flat
 
     return gradient
 
 
-@pytest.mark.parametrize("world", [2, 3, 8])
-def test_what_one_owner_has_no_room_for_is_late_and_not_lost(world: int) -> None:
-    crew = Crew("Scheme(TopK(0.01), collective=Sharded())", world, LARGE)
-    gradient = on_one_owner(world, 1)(crew.size)
-    mean = crew.exchange([gradient] * world)[0]
+@pytest.mark.parametrize("world_size", [2, 3, 8])
+def test_what_one_owner_has_no_room_for_is_late_and_not_lost(world_size: int) -> None:
+    crew = Crew("Scheme(TopK(0.01), collective=Sharded())", world_size, LARGE)
+    gradient = on_one_owner(world_size, 1)(crew.size)
+    mean = crew.exchange([gradient] * world_size)[0]
     assert 0 < (mean[:120_000] != 0).sum() < 1200
     owed = crew.owed()
-    assert torch.allclose(world * mean.double() + owed, world * gradient.double())
+    assert torch.allclose(world_size * mean.double() + owed, world_size * gradient.double())
     for _ in range(40):
-        mean = mean + crew.exchange([torch.zeros(crew.size)] * world)[0]
+        mean = mean + crew.exchange([torch.zeros(crew.size)] * world_size)[0]
     assert crew.owed().norm() < 0.75 * owed.norm()
 
 
-@pytest.mark.parametrize("world", [2, 4, 7])
+@pytest.mark.parametrize("world_size", [2, 4, 7])
 @pytest.mark.parametrize("scheme", ["TopK(0.02)", "Threshold(0.02)", "RandomK(0.02, shared=False)"])
-def test_sending_back_all_that_arrived_is_an_all_gather(world: int, scheme: str) -> None:
+def test_sending_back_all_that_arrived_is_an_all_gather(world_size: int, scheme: str) -> None:
     """To the last bit, as long as every entry finds a slot."""
-    gathered = Crew(f"Scheme({scheme}, collective=AllGather())", world, LARGE)
-    sharded = Crew(f"Scheme({scheme}, collective=Sharded(1.0))", world, LARGE)
+    gathered = Crew(f"Scheme({scheme}, collective=AllGather())", world_size, LARGE)
+    sharded = Crew(f"Scheme({scheme}, collective=Sharded(1.0))", world_size, LARGE)
     for step in range(3):
-        gradients = noise(world, gathered.size, step)
+        gradients = noise(world_size, gathered.size, step)
         assert torch.equal(gathered.exchange(gradients)[0], sharded.exchange(gradients)[0])
     assert not sharded.owned().any()
+    dense = 4 * sharded.size / world_size
+    assert sharded.next_exchange.plan.message_bytes["pull"] < dense / 2
 
 
 @pytest.mark.parametrize(("ratio", "most"), [("", 0.0125), ("0.2", 0.2), ("0.002", 0.00201)])
 def test_owners_send_back_the_ratio_that_they_are_told(ratio: str, most: float) -> None:
-    crew = Crew(f"Scheme(TopK(0.01), collective=Sharded({ratio}), whole=None)", 4, LARGE)
+    crew = Crew(
+        f"Scheme(TopK(0.01), collective=Sharded({ratio}), dense_below=0, dense_1d=False)", 4, LARGE
+    )
     mean = crew.exchange(noise(4, crew.size, 0))[0]
     share = float((mean != 0).sum()) / crew.size
     aimed = float(ratio or 0.01)
@@ -148,19 +150,23 @@ def test_owners_send_back_the_ratio_that_they_are_told(ratio: str, most: float) 
 def test_owners_remember_what_they_do_not_send() -> None:
     crew = Crew("Scheme(TopK(0.01), collective=Sharded())", 4, LARGE)
     crew.exchange(noise(4, crew.size, 0))
-    for rank, ledger in enumerate(crew.ledgers):
-        kept = ledger.state()["a"][OWNED]
+    for rank, store in enumerate(crew.stores):
+        kept = store.get("a")[OWNED]
         assert kept.shape == (owned("a", 120_000, rank, 4),)
         assert kept.any()
 
 
-@pytest.mark.parametrize("world", [3, 8])
-def test_fewer_entries_than_owners(world: int) -> None:
-    crew = Crew("Scheme(TopK(count=2), collective=Sharded(), whole=None)", world, {"x": (40,)})
+@pytest.mark.parametrize("world_size", [3, 8])
+def test_fewer_entries_than_owners(world_size: int) -> None:
+    crew = Crew(
+        "Scheme(TopK(count=2), collective=Sharded(), dense_below=0, dense_1d=False)",
+        world_size,
+        {"x": (40,)},
+    )
     sent = torch.zeros(40, dtype=torch.float64)
-    gradients = noise(world, 40, 0)
+    gradients = noise(world_size, 40, 0)
     for step in range(60):
-        zeros = [torch.zeros(40)] * world
+        zeros = [torch.zeros(40)] * world_size
         sent += crew.exchange(gradients if step == 0 else zeros)[0].double()
     assert torch.allclose(sent, torch.stack(gradients).double().mean(dim=0), atol=1e-5)
 
@@ -169,7 +175,7 @@ def test_fewer_entries_than_owners(world: int) -> None:
     ("ratio", "words"), [(0, "above 0"), (1.5, "at most 1"), ("x", "share of"), (True, "share of")]
 )
 def test_a_pull_ratio_that_makes_no_sense_is_refused(ratio: object, words: str) -> None:
-    with pytest.raises(sw.SchemeError, match=words):
+    with pytest.raises(sw.errors.SchemeError, match=words):
         sw.Sharded(pull_ratio=ratio)  # type: ignore[arg-type]
 
 
@@ -190,26 +196,26 @@ def test_a_report_counts_what_owners_hold_back() -> None:
     crew = Crew("Scheme(TopK(0.5), collective=Sharded(0.0005))", 2, LARGE)
     for step in range(3):
         crew.exchange(noise(2, crew.size, step))
-    ledger = crew.ledgers[0]
-    kept = ledger.state()["a"]
-    both = kept["residual"].double().square().sum() + kept[OWNED].double().square().sum()
-    assert ledger.squares()["a"] == pytest.approx(float(both))
-    assert kept[OWNED].norm() > kept["residual"].norm()
+    kept = crew.stores[0].get("a")
+    both = sum(float(tensor.double().square().sum()) for tensor in kept.values())
+    assert crew.stores[0].squared_norms()["a"] == pytest.approx(both)
+    assert kept[OWNED].norm() > kept[RESIDUAL].norm()
 
 
 def test_owners_may_come_but_not_go_with_what_they_hold() -> None:
-    plain = Ledger((LEDGER,), {"w": (40,)})
-    owners = Ledger((LEDGER, OWNED), {"w": (40,)}, 1, 2)
-    owners.load({"w": {LEDGER: torch.ones(40)}})
-    assert owners.state()["w"][LEDGER].sum() == 40
-    assert not owners.state()["w"][OWNED].any()
-    with pytest.raises(sw.StateError, match="no owners: attach with collective=Sharded"):
-        plain.load(owners.state())
-    with pytest.raises(sw.StateError, match="this rank owns"):
-        owners.load({"w": {LEDGER: torch.ones(40), OWNED: torch.ones(40)}})
+    fields, shapes = sw.ErrorFeedback.fields, {"w": (40,)}
+    plain = StateStore(fields, shapes)
+    owners = StateStore((*fields, *sw.Sharded.fields), shapes, rank=1, world_size=2)
+    owners.load_state_dict({"w": {RESIDUAL: torch.ones(40)}})
+    assert owners.state_dict()["w"][RESIDUAL].sum() == 40
+    assert not owners.state_dict()["w"][OWNED].any()
+    with pytest.raises(sw.errors.StateError, match="no owners: attach with collective=Sharded"):
+        plain.load_state_dict(owners.state_dict())
+    with pytest.raises(sw.errors.StateError, match="this rank owns"):
+        owners.load_state_dict({"w": {RESIDUAL: torch.ones(40), OWNED: torch.ones(40)}})
 
 
 def test_traffic_is_as_foretold_on_many_workers() -> None:
-    crew = Crew("Scheme(TopK(0.02), collective=Sharded(), whole=64)", 64, SHAPES)
+    crew = Crew("Scheme(TopK(0.02), collective=Sharded(), dense_below=64)", 64, SHAPES)
     crew.exchange(noise(64, crew.size, 0))
-    assert {meter.bytes_sent for meter in crew.meters} == {crew.engine.traffic(64)}
+    assert {counters.bytes_sent for counters in crew.all_counters} == {crew.next_exchange.traffic}

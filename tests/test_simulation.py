@@ -52,8 +52,8 @@ def gradients(step: int) -> list[dict[str, torch.Tensor]]:
 
 def fill(simulation: Simulation, given: list[dict[str, torch.Tensor]]) -> None:
     for flat, gradient in zip(simulation.gradients, given, strict=True):
-        for span, view in simulation.segments.views(flat):
-            view.copy_(gradient[span.name].flatten())
+        for param, view in simulation.segments.views(flat):
+            view.copy_(gradient[param.name].flatten())
 
 
 @pytest.mark.parametrize("text", SCHEMES)
@@ -61,14 +61,14 @@ def test_the_same_as_simulate(text: str) -> None:
     scheme = sw.parse(text)
     simulation = Simulation(scheme, SHAPES, WORKERS, CPU)
     zeros = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
-    states = [sw.init(scheme, zeros) for _ in range(WORKERS)]
+    states = [sw.functional.init(scheme, zeros) for _ in range(WORKERS)]
     for step in range(7):
         given = gradients(step)
         fill(simulation, given)
         simulation.exchange()
-        mean, states = sw.simulate(given, states)
-        for span, view in simulation.segments.views(simulation.gradients[0]):
-            assert torch.equal(view.view(span.shape), mean[span.name]), (step, span.name)
+        mean, states = sw.functional.simulate(given, states)
+        for param, view in simulation.segments.views(simulation.gradients[0]):
+            assert torch.equal(view.view(param.shape), mean[param.name]), (step, param.name)
     assert simulation.flaw is None
     assert not simulation.is_captured
 

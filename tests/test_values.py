@@ -12,8 +12,8 @@ from hypothesis import given
 from torch import Tensor
 
 import sparsewire as sw
+from sparsewire.codecs import Place, ValueCodec
 from sparsewire.segments import Segments
-from sparsewire.values import Place, ValueCodec
 
 from .laws.cases import LAWFUL, alone, examples, is_cast, label, rolls_dice
 
@@ -24,7 +24,7 @@ LIMIT = torch.finfo(torch.float32).max
 
 
 def place_of(count: int, key: int = 0) -> Place:
-    """Room for this many values of one piece."""
+    """Room for this many values of one segment."""
     return Place(torch.arange(count), alone(sw.TopK(count=count), count + 1), key)
 
 
@@ -100,14 +100,14 @@ SHAPES = {"a": (6, 7), "b": (3, 2, 4), "bias": (5,)}
 
 
 def scattered(count: int, scope: object = "layer") -> tuple[Place, Tensor]:
-    """Some coordinates of every piece, their values and those that travel whole."""
-    segments = Segments.cut(SHAPES, sw.RandomK(count=count), scope, whole=6)  # type: ignore[arg-type]
+    """Some coordinates of every segment, their values and those that are sent densely."""
+    segments = Segments.partition(SHAPES, sw.RandomK(count=count), scope, dense_below=6)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(count)
     indices = [
         p.start + torch.randperm(p.length, generator=generator)[: p.count].sort().values
-        for p in segments.pieces
+        for p in segments.sparse
     ]
-    values = torch.randn(segments.room + segments.whole_size, generator=generator) ** 3
+    values = torch.randn(segments.capacity + segments.dense_size, generator=generator) ** 3
     return Place(torch.cat(indices), segments, key=7), values
 
 
@@ -118,15 +118,17 @@ def bits_of(codec: ValueCodec) -> int:
 @pytest.mark.parametrize("codec", QUANTIZED, ids=label)
 @pytest.mark.parametrize("scope", ["layer", "global", 10])
 def test_bytes_of_a_message(codec: ValueCodec, scope: object) -> None:
-    """Centres of four bytes, groups of eight codes, and whole values in bfloat16."""
+    """Centres of four bytes, groups of eight codes, and dense values in bfloat16."""
     place, values = scattered(4, scope)
     segments = place.segments
-    centres = len(segments.pieces)
+    centres = len(segments.sparse)
     if codec == sw.OneBit("column"):
-        centres = 7 + 2 * 4  # none for the bias, which travels whole
+        centres = 7 + 2 * 4  # none for the bias, which is sent densely
     if isinstance(codec, sw.QSGD):
-        centres = sum(math.ceil(piece.room / codec.bucket) for piece in segments.pieces)
-    expected = 4 * centres + math.ceil(segments.room / 8) * bits_of(codec) + 2 * segments.whole_size
+        centres = sum(math.ceil(segment.capacity / codec.bucket) for segment in segments.sparse)
+    expected = (
+        4 * centres + math.ceil(segments.capacity / 8) * bits_of(codec) + 2 * segments.dense_size
+    )
     assert codec.nbytes(segments) == codec.encode(values, place).numel() == expected
     assert not codec.linear
     assert not any(codec.exact(dtype) for dtype in (torch.bfloat16, torch.float32))
@@ -135,9 +137,9 @@ def test_bytes_of_a_message(codec: ValueCodec, scope: object) -> None:
 @pytest.mark.parametrize("codec", QUANTIZED, ids=label)
 def test_whole_values_go_as_bfloat16(codec: ValueCodec) -> None:
     place, values = scattered(4)
-    room = place.segments.room
+    capacity = place.segments.capacity
     read = through(codec, values, place)
-    assert torch.equal(read[room:], values[room:].bfloat16().float())
+    assert torch.equal(read[capacity:], values[capacity:].bfloat16().float())
 
 
 def twin(codec: ValueCodec, values: np.ndarray, owner: np.ndarray) -> np.ndarray:
@@ -164,16 +166,16 @@ def test_formula(codec: ValueCodec, scope: object, count: int) -> None:
     if codec == sw.OneBit("column"):
         starts = {"a": (0, 7), "b": (42, 8)}
         if scope == "global":
-            assert [span.name for span in segments.spans] == ["a", "b", "bias"]
+            assert [param.name for param in segments.params] == ["a", "b", "bias"]
         start, columns = (
             np.where(indices < 42, *pair) for pair in zip(*starts.values(), strict=True)
         )
         owner = (indices - start) % columns + np.where(indices < 42, 0, 100)
     else:
-        owner = np.searchsorted([p.start for p in segments.pieces], indices, side="right")
-    selected = values[: segments.room]
+        owner = np.searchsorted([p.start for p in segments.sparse], indices, side="right")
+    selected = values[: segments.capacity]
     expected = twin(codec, selected.double().numpy(), owner)
-    read = through(codec, values, place)[: segments.room]
+    read = through(codec, values, place)[: segments.capacity]
     assert read.numpy() == pytest.approx(expected, rel=1e-6)
 
 
@@ -310,6 +312,6 @@ def test_qsgd_depends_on_key_and_coordinate_alone() -> None:
     ],
 )
 def test_refusals(make: object, words: str) -> None:
-    with pytest.raises(sw.SchemeError) as refusal:
+    with pytest.raises(sw.errors.SchemeError) as refusal:
         make()  # type: ignore[operator]
     assert words in str(refusal.value)

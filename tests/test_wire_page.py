@@ -12,27 +12,28 @@ import torch
 from torch import Tensor
 
 import sparsewire as sw
-from sparsewire.collectives.sums import CHUNK
-from sparsewire.desk import Call, Desk
-from sparsewire.engine import Exchange
-from sparsewire.indices import IndexCodec
+from sparsewire.codecs import IndexCodec
+from sparsewire.counters import Counters
+from sparsewire.exchange import Call, Exchange
 from sparsewire.kernels import bits
 from sparsewire.message import (
     FINE,
     HEADER_BYTES,
     MAGIC,
     REASONS,
+    STATUS_BYTES,
     VALUES,
-    VERDICT_BYTES,
     VERSION,
     Header,
-    damage_code,
+    check_statuses,
+    corruption_code,
     fingerprint,
-    pack_verdict,
-    settle,
+    pack_status,
 )
-from sparsewire.meter import Meter
+from sparsewire.requests import Request, Step
 from sparsewire.segments import Segments
+from sparsewire.state import RESIDUAL, StepState
+from sparsewire.sums import CHUNK
 from sparsewire.workspace import Workspace
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "wire.md").read_text()
@@ -62,32 +63,48 @@ def written(data: Tensor) -> bytes:
     return bytes(data.tolist())
 
 
-SCHEME = sw.Scheme(sw.TopK(count=2), values=sw.TwoBit(), whole=None)
-CALL = Call(7, 1, 2, bucket=3)
+SCHEME = sw.Scheme(sw.TopK(count=2), values=sw.TwoBit(), dense_below=0, dense_1d=False)
+EXCHANGE = Exchange(SCHEME, SCHEME.partition({"w": (4, 5)}), 2)
+CALL = Call(7, 1, bucket=3)
+CONTEXT = EXCHANGE.context(CALL)
 
 
-def exchange() -> Exchange:
-    return Exchange(SCHEME, SCHEME.cut({"w": (4, 5)}))
+def payload(step: Step) -> Tensor:
+    assert isinstance(step, Request)
+    assert step.op == "all_gather"
+    return step.payload
 
 
-def desk() -> Desk:
-    after = {"residual": torch.zeros(21)}
-    return exchange().desk(torch.zeros(20), {}, after, CALL, Meter(), Workspace())
+def sent() -> tuple[Tensor, Tensor]:
+    """The header and the message of rank 1, with 1.0 at index 3 and −3.0 at index 17."""
+    gradient = torch.zeros(20)
+    gradient[3], gradient[17] = 1.0, -3.0
+    state = StepState({}, {RESIDUAL: torch.zeros(21)})
+    run = EXCHANGE.run(gradient, state, CALL, Counters(), Workspace())
+    header = payload(next(run))
+    other = replace(Header.unpack(header, 1), rank=0)
+    return header, payload(run.send([other.pack(), header]))
 
 
 def test_every_example_is_looked_at() -> None:
-    names = {"header", "message", "packed", "eliasfano", "bitmap", "int32", "verdict", "damage"}
+    names = {"header", "message", "packed", "eliasfano", "bitmap", "int32", "status", "corruption"}
     assert set(EXAMPLES) == names
     assert PAGE.count("```text\n") == len(names)
 
 
 def test_header() -> None:
-    header = exchange()._header(CALL)
-    assert written(header.pack()) == bytes_of("header")
-    assert Header.unpack(tensor_of("header"), 1) == header
-    assert header.scheme == fingerprint(repr(SCHEME), "")
-    assert header.layout == fingerprint("torch.float32", "w:(4, 5)")
+    header, message = sent()
+    assert written(header) == bytes_of("header")
+    assert Header.unpack(tensor_of("header"), 1) == Header(
+        rank=1,
+        step=7,
+        bucket=3,
+        scheme=fingerprint(SCHEME.identity, ""),
+        layout=fingerprint("torch.float32", "w:(4, 5)"),
+        length=message.numel(),
+    )
     assert repr(SCHEME) in PAGE
+    assert f"`{SCHEME.identity}`" in PAGE
 
 
 def test_header_table() -> None:
@@ -108,7 +125,7 @@ def test_header_table() -> None:
     header = Header.unpack(tensor_of("header"), 1)
     assert values.pop("magic") == MAGIC
     assert values.pop("reserved") == 0
-    assert values.pop("digest") == plain_digest(bytes_of("header")[:-8], 0)
+    assert values.pop("checksum") == plain_digest(bytes_of("header")[:-8], 0)
     assert values == {name: getattr(header, name) for name in values}
     at = 0
     for (offset, _, _), line in zip(rows, EXAMPLES["header"], strict=True):
@@ -117,17 +134,18 @@ def test_header_table() -> None:
 
 
 def test_message() -> None:
-    indices, values = torch.tensor([3, 17]), torch.tensor([1.0, -3.0])
-    assert written(desk().write(indices, values)) == bytes_of("message")
-    read_indices, read_values, findings = desk().open(tensor_of("message"), rank=1)
-    assert all(findings)
-    assert read_indices.tolist() == [3, 17]
-    assert read_values.tolist() == [1.0, -3.0]
+    _, message = sent()
+    assert written(message) == bytes_of("message")
+    layout = EXCHANGE.layout
+    entries = layout.decode(tensor_of("message"), pytest.fail, 0, torch.float32)
+    assert layout.inspect([tensor_of("message")], [entries], CONTEXT.common, 1).all()
+    indices, values = entries
+    assert indices.tolist() == [3, 17]
+    assert values.tolist() == [1.0, -3.0]
     low, flags, step, codes, padding, _ = EXAMPLES["message"]
-    sizes = exchange().form
-    assert len(low + flags) == sizes.index_bytes
-    assert len(step + codes) == sizes.value_bytes
-    assert padding == bytes(sizes.padding_bytes)
+    assert len(low + flags) == layout.index_bytes
+    assert len(step + codes) == layout.value_bytes
+    assert padding == bytes(layout.padding_bytes)
 
 
 ALL_BITS, GOLDEN = 2**64 - 1, 0x9E3779B97F4A7C15
@@ -148,24 +166,24 @@ def plain_digest(data: bytes, key: int) -> int:
     return plain_mix((total & ALL_BITS) ^ plain_mix(key))
 
 
-def plain_key(*chunk_and_rank: int) -> int:
-    header = exchange()._header(CALL)
-    key = 0
-    for number in (CALL.step, CALL.bucket, header.scheme, header.layout, *chunk_and_rank):
+def plain_key(*chunk_and_rank: int, layout: int | None = None) -> int:
+    header = Header.unpack(tensor_of("header"), 1)
+    key, layout = 0, header.layout if layout is None else layout
+    for number in (CALL.step, CALL.bucket, header.scheme, layout, *chunk_and_rank):
         key = plain_mix(key ^ number)
     return key
 
 
-@pytest.mark.parametrize("name", ["message", "verdict", "damage"])
+@pytest.mark.parametrize("name", ["message", "status", "corruption"])
 def test_digests_without_the_library(name: str) -> None:
-    data = bytes_of(name)
-    assert data[-8:] == struct.pack("<Q", plain_digest(data[:-8], plain_key(CALL.rank)))
+    data, layout = bytes_of(name), None if name == "message" else 0
+    key = plain_key(CALL.rank, layout=layout)
+    assert data[-8:] == struct.pack("<Q", plain_digest(data[:-8], key))
 
 
 def test_chunks_of_a_sum() -> None:
-    context = exchange().context(CALL)
-    assert replace(context, chunk=0).key(1) == plain_key(1)
-    assert replace(context, chunk=3).key(1) == plain_key(3, 1)
+    assert replace(CONTEXT, chunk=0).key(1) == plain_key(1)
+    assert replace(CONTEXT, chunk=3).key(1) == plain_key(3, 1)
     assert f"chunks of {CHUNK:,} values" in PAGE
 
 
@@ -176,15 +194,15 @@ def test_packed_integers() -> None:
 
 
 def segments(shape: tuple[int, int]) -> Segments:
-    return Segments.cut({"w": shape}, sw.TopK(count=5), whole=None)
+    return Segments.partition({"w": shape}, sw.TopK(count=5), dense_below=0, dense_1d=False)
 
 
 @pytest.mark.parametrize(
     ("name", "codec", "shape", "indices"),
     [
-        ("eliasfano", sw.EliasFano(), (10, 20), [3, 40, 41, 130, 199]),
-        ("bitmap", sw.Bitmap(), (4, 6), [0, 3, 8, 9, 23]),
-        ("int32", sw.Int32(), (10, 20), [3, 40, 41, 130, 199]),
+        ("eliasfano", sw.codecs.EliasFano(), (10, 20), [3, 40, 41, 130, 199]),
+        ("bitmap", sw.codecs.Bitmap(), (4, 6), [0, 3, 8, 9, 23]),
+        ("int32", sw.codecs.Int32(), (10, 20), [3, 40, 41, 130, 199]),
     ],
 )
 def test_indices(name: str, codec: IndexCodec, shape: tuple[int, int], indices: list[int]) -> None:
@@ -210,23 +228,24 @@ def test_elias_fano_without_the_library() -> None:
     assert len(EXAMPLES["eliasfano"][1]) == -(-(count + (size >> width) + 1) // 8)
 
 
-def verdict_of(damage: int) -> Tensor:
-    context = exchange().context(CALL)
-    return pack_verdict(torch.tensor(damage), torch.tensor(FINE), context.key(CALL.rank))
+def status_of(corruption: int) -> Tensor:
+    return pack_status(torch.tensor(corruption), torch.tensor(FINE), CONTEXT.status.key(CALL.rank))
 
 
-def test_verdicts() -> None:
-    assert written(verdict_of(FINE)) == bytes_of("verdict")
-    assert written(verdict_of(damage_code(0, VALUES))) == bytes_of("damage")
-    assert len(bytes_of("verdict")) == VERDICT_BYTES
+def test_statuses() -> None:
+    assert written(status_of(FINE)) == bytes_of("status")
+    assert written(status_of(corruption_code(0, VALUES))) == bytes_of("corruption")
+    assert len(bytes_of("status")) == STATUS_BYTES
     assert f"{len(REASONS)} · sender + reason" in PAGE
-    context, fine = exchange().context(CALL), torch.tensor(FINE)
-    first = pack_verdict(fine, fine, context.key(0))
-    assert settle(torch.stack([first, tensor_of("verdict")]), context) == {}
-    with pytest.raises(sw.DamageError, match=f"rank 0 that rank 1 received at.*{REASONS[VALUES]}"):
-        settle(torch.stack([first, tensor_of("damage")]), context)
-    unsound = pack_verdict(fine, torch.tensor(5), context.key(0))
-    assert settle(torch.stack([unsound, tensor_of("verdict")]), context) == {0: 5}
+    fine = torch.tensor(FINE)
+    first = pack_status(fine, fine, CONTEXT.status.key(0))
+    assert check_statuses(torch.stack([first, tensor_of("status")]), CONTEXT) == {}
+    with pytest.raises(
+        sw.errors.CorruptMessageError, match=f"rank 0 that rank 1 received at.*{REASONS[VALUES]}"
+    ):
+        check_statuses(torch.stack([first, tensor_of("corruption")]), CONTEXT)
+    non_finite = pack_status(fine, torch.tensor(5), CONTEXT.status.key(0))
+    assert check_statuses(torch.stack([non_finite, tensor_of("status")]), CONTEXT) == {0: 5}
 
 
 def test_reasons_and_version() -> None:
@@ -244,5 +263,5 @@ def test_error_texts_are_those_of_the_library() -> None:
     texts = [text for text in re.findall(r"`([^`]+)`", table) if "…" in text]
     assert len(texts) == 5
     for text in texts:
-        for piece in re.split(r"…|disagrees|at step …, bucket …|at step|: its checksum.*", text):
-            assert piece.strip(" :,") in whole, f"no error says {piece!r}"
+        for segment in re.split(r"…|disagrees|at step …, bucket …|at step|: its checksum.*", text):
+            assert segment.strip(" :,") in whole, f"no error says {segment!r}"

@@ -200,7 +200,12 @@ def divergence(is_small: bool = False) -> list[Cell]:
         recipe = recipe_of(1, 5, 0.1, is_small)
         for word, heading, scheme, used in (
             ("whole", _WHOLE, f"Scheme({selector})", recipe),
-            ("sparsified", _SPARSIFIED, f"Scheme({selector}, whole=None)", recipe),
+            (
+                "sparsified",
+                _SPARSIFIED,
+                f"Scheme({selector}, dense_below=0, dense_1d=False)",
+                recipe,
+            ),
             (
                 "corrected",
                 _BEFORE,

@@ -5,36 +5,32 @@
     model = DDP(net)
     wire = sw.attach(model, sw.TopK(0.01))     # the rest of the training loop is unchanged
 
-Names are loaded when they are first used, so that the command line answers `--help` without torch.
+What else there is lives in modules: `sw.functional` (exchange as a function), `sw.groups`,
+`sw.codecs`, `sw.errors` and so on. Names and modules are loaded when they are first used, so that
+the command line answers `--help` without torch.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .adapters.ddp import Wire, attach
-    from .adapters.functional import State, exchange, init, simulate
+    from . import codecs as codecs
+    from . import errors as errors
+    from . import explanation as explanation
+    from . import functional as functional
+    from . import groups as groups
+    from . import report as report
+    from . import scheme as scheme
+    from . import segments as segments
+    from .adapters.ddp import SparseHookState, attach
+    from .adapters.hook import sparse_hook
     from .adapters.optimizer import DistributedOptimizer
+    from .codecs import QSGD, BFloat16, Float16, Float32, KBit, OneBit, TwoBit
     from .collectives import AllGather, AllReduce, Sharded
-    from .errors import (
-        AttachError,
-        DamageError,
-        DisagreementError,
-        ExchangeError,
-        NonFiniteError,
-        SchemeError,
-        SparsewireError,
-        StateError,
-    )
-    from .explanation import Explanation, explain
-    from .groups import Alone
-    from .groups.distributed import DistributedGroup
-    from .groups.simulated import SimulatedGroup
-    from .indices import Bitmap, EliasFano, Implied, Int32
+    from .errors import SparsewireError
+    from .explanation import explain
     from .memory import ErrorFeedback, MomentumCorrection, NoMemory
-    from .report import Report
-    from .scheme import FAMILIES, Scheme, Warmup, parse
-    from .segments import Segments
+    from .scheme import Scheme, Warmup, parse
     from .selectors import (
         BlockRandomK,
         Dense,
@@ -45,34 +41,28 @@ if TYPE_CHECKING:
         TopK,
         UnionTopK,
     )
-    from .values import QSGD, BFloat16, Float16, Float32, KBit, OneBit, TwoBit
 
 __version__ = "0.1.0"
 
+_MODULES = (
+    "codecs",
+    "errors",
+    "explanation",
+    "functional",
+    "groups",
+    "report",
+    "scheme",
+    "segments",
+)
 _HOMES = {
-    "adapters.ddp": ("Wire", "attach"),
-    "adapters.functional": ("State", "exchange", "init", "simulate"),
+    "adapters.ddp": ("SparseHookState", "attach"),
+    "adapters.hook": ("sparse_hook",),
     "adapters.optimizer": ("DistributedOptimizer",),
     "collectives": ("AllGather", "AllReduce", "Sharded"),
-    "errors": (
-        "AttachError",
-        "DamageError",
-        "DisagreementError",
-        "ExchangeError",
-        "NonFiniteError",
-        "SchemeError",
-        "SparsewireError",
-        "StateError",
-    ),
-    "explanation": ("Explanation", "explain"),
-    "groups": ("Alone",),
-    "groups.distributed": ("DistributedGroup",),
-    "groups.simulated": ("SimulatedGroup",),
-    "indices": ("Bitmap", "EliasFano", "Implied", "Int32"),
+    "errors": ("SparsewireError",),
+    "explanation": ("explain",),
     "memory": ("ErrorFeedback", "MomentumCorrection", "NoMemory"),
-    "report": ("Report",),
-    "scheme": ("FAMILIES", "Scheme", "Warmup", "parse"),
-    "segments": ("Segments",),
+    "scheme": ("Scheme", "Warmup", "parse"),
     "selectors": (
         "BlockRandomK",
         "Dense",
@@ -83,66 +73,47 @@ _HOMES = {
         "TopK",
         "UnionTopK",
     ),
-    "values": ("QSGD", "BFloat16", "Float16", "Float32", "KBit", "OneBit", "TwoBit"),
+    "codecs": ("QSGD", "BFloat16", "Float16", "Float32", "KBit", "OneBit", "TwoBit"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "FAMILIES",
     "QSGD",
     "AllGather",
     "AllReduce",
-    "Alone",
-    "AttachError",
     "BFloat16",
-    "Bitmap",
     "BlockRandomK",
-    "DamageError",
     "Dense",
-    "DisagreementError",
-    "DistributedGroup",
     "DistributedOptimizer",
-    "EliasFano",
     "ErrorFeedback",
-    "ExchangeError",
-    "Explanation",
     "Float16",
     "Float32",
-    "Implied",
-    "Int32",
     "KBit",
     "LeaderTopK",
     "MomentumCorrection",
     "NoMemory",
-    "NonFiniteError",
     "OneBit",
     "RandomK",
-    "Report",
     "Scheme",
-    "SchemeError",
-    "Segments",
     "Sharded",
-    "SimulatedGroup",
+    "SparseHookState",
     "SparsewireError",
-    "State",
-    "StateError",
     "Threshold",
     "TopBlock",
     "TopK",
     "TwoBit",
     "UnionTopK",
     "Warmup",
-    "Wire",
     "attach",
-    "exchange",
     "explain",
-    "init",
     "parse",
-    "simulate",
+    "sparse_hook",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
     if name not in _HOME_OF:
         raise AttributeError(f"sparsewire has no {name!r}")
     value = getattr(import_module(f".{_HOME_OF[name]}", __name__), name)
@@ -151,4 +122,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+    return sorted({*__all__, *_MODULES, *(name for name in globals() if name.startswith("__"))})

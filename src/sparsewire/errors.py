@@ -30,7 +30,7 @@ class DisagreementError(ExchangeError):
     """Ranks that disagree on scheme, layout or step."""
 
 
-class DamageError(ExchangeError):
+class CorruptMessageError(ExchangeError):
     """A message that arrived other than it was sent, or that no rank of this scheme would send."""
 
 

@@ -7,14 +7,14 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from .collectives import AllGather, AllReduce, Sharded
-from .engine import Exchange
+from .collectives import AllGather, AllReduce, Coding, Sharded
 from .errors import SchemeError
-from .message import DIGEST_BYTES, HEADER_BYTES, VERDICT_BYTES
+from .exchange import Exchange
+from .message import CHECKSUM_BYTES, HEADER_BYTES, STATUS_BYTES
 from .report import dense_traffic, human_bytes, plural
 from .scheme import AnyScheme, Scheme, Warmup, as_scheme
 from .segments import Segments, Shape
-from .selectors import Selector
+from .selectors import NegotiationPlan, Selector
 
 WORTH_SAYING = 1.05  # times less that another collective sends
 
@@ -29,7 +29,7 @@ class Explanation:
     workers: int
     parameters: int
     selected: int
-    whole: int
+    sent_densely: int
     header_bytes: int
     index_bytes: int
     value_bytes: int
@@ -42,8 +42,8 @@ class Explanation:
     warmup: str
     push_bytes: int = 0
     pull_bytes: int = 0
-    talk_bytes: int = 0
-    talk: str = ""
+    negotiation_bytes: int = 0
+    negotiation: str = ""
     advice: str = ""
 
     def to_dict(self) -> dict[str, object]:
@@ -53,7 +53,7 @@ class Explanation:
     def __str__(self) -> str:
         parts = (self.header_bytes, self.index_bytes, self.value_bytes, self.padding_bytes)
         message = sum(parts) + self.check_bytes
-        share = 100 * (self.selected + self.whole) / max(1, self.parameters)
+        share = 100 * (self.selected + self.sent_densely) / max(1, self.parameters)
         bits = 8 * message / max(1, self.parameters)
         ratio32, ratio16 = (
             _against(dense, self.sent_bytes)
@@ -67,7 +67,7 @@ class Explanation:
         )
         lines = [
             self.scheme,
-            f"  sends        {self.selected:,} selected + {self.whole:,} whole of "
+            f"  sends        {self.selected:,} selected + {self.sent_densely:,} sent densely of "
             f"{plural(self.parameters, 'value')} ({share:.2f} %)",
             f"  message      {human_bytes(message)} = header {self.header_bytes} B + indices "
             f"{human_bytes(self.index_bytes)} + values {human_bytes(self.value_bytes)} "
@@ -84,8 +84,10 @@ class Explanation:
                 f"from each of them"
             )
             lines[2] = f"  messages     {ways}"
-        if self.talk:
-            lines.insert(3, f"  agreement    {human_bytes(self.talk_bytes)} = {self.talk}")
+        if self.negotiation:
+            lines.insert(
+                3, f"  agreement    {human_bytes(self.negotiation_bytes)} = {self.negotiation}"
+            )
         if self.advice:
             lines.append(f"  instead      {self.advice}")
         if self.warmup:
@@ -103,7 +105,7 @@ def explain(
     """
     chosen = as_scheme(scheme)
     full = chosen.at(2**62)
-    exchange = Exchange(full, full.cut(shapes))
+    exchange = Exchange(full, full.partition(shapes), workers)
     segments = exchange.segments
     return Explanation(
         scheme=repr(chosen),
@@ -111,22 +113,22 @@ def explain(
         why=_why(full, segments),
         workers=workers,
         parameters=segments.size,
-        selected=sum(piece.count for piece in segments.pieces),
-        whole=segments.whole_size,
+        selected=sum(segment.count for segment in segments.sparse),
+        sent_densely=segments.dense_size,
         header_bytes=HEADER_BYTES,
-        index_bytes=exchange.form.index_bytes,
-        value_bytes=exchange.form.value_bytes,
-        padding_bytes=exchange.form.padding_bytes,
-        check_bytes=DIGEST_BYTES + VERDICT_BYTES,
-        sent_bytes=exchange.traffic(workers),
+        index_bytes=exchange.layout.index_bytes,
+        value_bytes=exchange.layout.value_bytes,
+        padding_bytes=exchange.layout.padding_bytes,
+        check_bytes=CHECKSUM_BYTES + STATUS_BYTES,
+        sent_bytes=exchange.traffic,
         dense_float32_bytes=dense_traffic(segments.size, workers, 4),
         dense_bfloat16_bytes=dense_traffic(segments.size, workers, 2),
         memory_bytes=_memory_bytes(full, segments.size, workers),
         warmup=_warmup(chosen),
-        push_bytes=exchange.push_bytes(workers) if full.collective.fields else 0,
-        pull_bytes=exchange.pull_bytes(workers) if full.collective.fields else 0,
-        talk_bytes=exchange.talk_bytes(workers),
-        talk=_talk(exchange, workers),
+        push_bytes=exchange.plan.message_bytes.get("push", 0),
+        pull_bytes=exchange.plan.message_bytes.get("pull", 0),
+        negotiation_bytes=exchange.negotiation.nbytes if exchange.negotiation else 0,
+        negotiation=_negotiation(exchange.negotiation),
         advice=_advice(exchange, workers),
     )
 
@@ -138,31 +140,31 @@ def _against(dense: int, sent: int) -> str:
     return f"{dense / sent:.1f}x less" if sent <= dense else f"{sent / dense:.1f}x more"
 
 
-def _talk(exchange: Exchange, workers: int) -> str:
+def _negotiation(plan: NegotiationPlan | None) -> str:
     """What the ranks say before they choose, if anything."""
-    if exchange.notice_bytes(workers) and exchange.scheme.selector.proposers == "all":
-        named = exchange.notice(workers).room
-        indices = plural(named, "index", "indices")
+    if plan is None:
+        return ""
+    if plan.proposal and not plan.led:
+        indices = plural(plan.proposal.segments.capacity, "index", "indices")
         return f"up to {indices} of each rank, which it names to all others first"
-    if exchange.notice_bytes(workers):
+    if plan.proposal:
         return "the indices of one rank, a different one each step, who names them to all first"
-    count = exchange.scheme.selector.summed(exchange.segments)
-    return f"{plural(count, 'norm')} of blocks, added up over all ranks first" if count else ""
+    return f"{plural(plan.added, 'norm')} of blocks, added up over all ranks first"
 
 
 def _advice(exchange: Exchange, workers: int) -> str:
     """Another way for messages to meet, if one sends clearly less on so many workers."""
-    if workers < 2 or not exchange.segments.pieces:
+    if workers < 2 or not exchange.segments.sparse:
         return ""
-    best, least = "", exchange.traffic(workers) / WORTH_SAYING
+    best, least = "", exchange.traffic / WORTH_SAYING
     for other in (AllGather(), AllReduce(), Sharded()):
         try:
             scheme = replace(exchange.scheme, collective=other)
         except SchemeError:
             continue  # it cannot go that way
-        sent = replace(exchange, scheme=scheme).traffic(workers)
+        sent = Exchange(scheme, exchange.segments, workers).traffic
         if sent < least:
-            less = exchange.traffic(workers) / sent
+            less = exchange.traffic / sent
             best = f"collective={other!r} would send {less:.1f}x less on {workers} workers"
             least = sent
     return best
@@ -171,23 +173,18 @@ def _advice(exchange: Exchange, workers: int) -> str:
 def _memory_bytes(scheme: Scheme, size: int, workers: int) -> int:
     """What is kept twice, since a step may fail; without memory, room for one sum."""
     width = scheme.memory.kept_as(torch.float32).itemsize
-    owned = -(-size // workers) * len(scheme.collective.fields)
-    kept = size * len(scheme.memory.fields) + owned if scheme.memory.fields else 0
+    kept = sum(-(-size // workers) if field.extent == "owned" else size for field in scheme.fields)
     return 2 * width * kept or 4 * size
 
 
 def _why(scheme: Scheme, segments: Segments) -> str:
     selector = type(scheme.selector).__name__
-    if isinstance(scheme.collective, Sharded):
-        back = "all of it" if scheme.collective.pull_ratio == 1.0 else "the largest of it"
-        return f"every worker adds up the share that it owns, and sends {back} back to all"
-    if not segments.pieces and not scheme.collective.adds:
+    own_reason = scheme.collective.why(Coding(scheme.selector, scheme.indices, scheme.values))
+    if own_reason:
+        return own_reason
+    if not segments.sparse:
         dense = "" if scheme.selector.sends_all else "no tensor is large enough to select from, so "
         return f"{dense}everything is sent, and with Dense() it would be added on the way"
-    if scheme.collective.adds:
-        return (
-            f"all ranks send the same coordinates with {selector}, so values are added on the way"
-        )
     if scheme.selector.coordination.is_shared and not scheme.values.linear:
         codec = type(scheme.values).__name__
         return f"messages in {codec} cannot be added on the way, so all must see all"

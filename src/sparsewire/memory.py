@@ -1,15 +1,14 @@
-"""What is kept back: the ledger's rules for what did not travel this step.
+"""Memories: how what is not sent in one step enters the next.
 
-A memory names the tensors it remembers (`fields`, one value per coordinate each) and says what
-is added to the ledger each step. Every step reads `before` and writes `after`, two sets of
-tensors that change places when the step is committed: a failed step leaves no trace.
+A memory declares the tensors it keeps (`fields`) and says what is added to the residual at each
+step. Every step reads `state.before` and writes `state.after`, which are swapped when the step is
+committed: a failed step leaves no trace.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from abc import ABC
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,34 +18,31 @@ from torch import Tensor
 from .errors import SchemeError
 from .notation import Part, check_flag
 from .segments import Segments
+from .state import RESIDUAL, StateField, StepState
 
-LEDGER = "residual"
-Fields = Mapping[str, Tensor]
+_RESIDUAL = StateField(RESIDUAL, follows_lr=True)
+_VELOCITY = StateField("velocity")
 
 
 class Memory(Part, ABC):
-    """Keeps what was not sent. The field `residual`, if there is one, is the ledger."""
+    """Keeps what was not sent, in the field `residual` if it has one."""
 
-    fields: ClassVar[tuple[str, ...]]
+    fields: ClassVar[tuple[StateField, ...]]
     dtype: str = "float32"
 
     def kept_as(self, dtype: torch.dtype) -> torch.dtype:
         """The type that is kept from step to step, where sums are of type `dtype`."""
         return torch.bfloat16 if self.dtype == "bfloat16" and dtype == torch.float32 else dtype
 
-    @abstractmethod
     def addend(
-        self, gradient: Tensor, before: Fields, after: Fields, segments: Segments, world: int
+        self, gradient: Tensor, state: StepState, segments: Segments, world_size: int
     ) -> Tensor:
-        """What this step adds to the ledger; other fields are brought up to date in `after`."""
+        """Return what this step adds to the residual, and update the other fields in
+        `state.after`."""
+        return gradient
 
-    @abstractmethod
-    def settle(self, after: Fields, indices: Tensor) -> None:
-        """Called with the indices that were withdrawn."""
-
-    def ledger(self, before: Fields) -> Tensor | None:
-        """The ledger as the last step left it; None if nothing is kept."""
-        return before.get(LEDGER)
+    def mask(self, state: StepState, indices: Tensor) -> None:
+        """Update the fields in `state.after` where coordinates were selected."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,18 +57,10 @@ class ErrorFeedback(Memory):
 
     dtype: str = "float32"
 
-    fields = (LEDGER,)
+    fields = (_RESIDUAL,)
 
     def __post_init__(self) -> None:
         _check_dtype(self)
-
-    def addend(
-        self, gradient: Tensor, before: Fields, after: Fields, segments: Segments, world: int
-    ) -> Tensor:
-        return gradient
-
-    def settle(self, after: Fields, indices: Tensor) -> None:
-        pass
 
 
 @dataclass(frozen=True, repr=False)
@@ -95,7 +83,7 @@ class MomentumCorrection(Memory):
     clip: float | None = None
     dtype: str = "float32"
 
-    fields = (LEDGER, "velocity")
+    fields = (_RESIDUAL, _VELOCITY)
 
     def __post_init__(self) -> None:
         if not isinstance(self.momentum, float) or not 0 < self.momentum < 1:
@@ -113,22 +101,23 @@ class MomentumCorrection(Memory):
         check_flag(self, "masking")
 
     def addend(
-        self, gradient: Tensor, before: Fields, after: Fields, segments: Segments, world: int
+        self, gradient: Tensor, state: StepState, segments: Segments, world_size: int
     ) -> Tensor:
         size = gradient.numel()
         if self.clip is not None:
-            gradient = self._clipped(gradient, segments, self.clip / math.sqrt(world))
-        velocity = after["velocity"][:size]
+            gradient = self._clipped(gradient, segments, self.clip / math.sqrt(world_size))
+        before = state.before[_VELOCITY.key][:size]
+        velocity = state.after[_VELOCITY.key][:size]
         if self.nesterov:
-            torch.add(before["velocity"][:size], gradient, out=velocity)
+            torch.add(before, gradient, out=velocity)
             velocity.mul_(self.momentum)
             return velocity + gradient
-        torch.mul(before["velocity"][:size], self.momentum, out=velocity)
+        torch.mul(before, self.momentum, out=velocity)
         return velocity.add_(gradient)
 
-    def settle(self, after: Fields, indices: Tensor) -> None:
+    def mask(self, state: StepState, indices: Tensor) -> None:
         if self.masking:
-            after["velocity"].index_fill_(0, indices, 0)
+            state.after[_VELOCITY.key].index_fill_(0, indices, 0)
 
     @staticmethod
     def _clipped(gradient: Tensor, segments: Segments, bound: float) -> Tensor:
@@ -144,14 +133,6 @@ class NoMemory(Memory):
     """Forgets what was not sent. Only for comparison: selectors that drop values need a memory."""
 
     fields = ()
-
-    def addend(
-        self, gradient: Tensor, before: Fields, after: Fields, segments: Segments, world: int
-    ) -> Tensor:
-        return gradient
-
-    def settle(self, after: Fields, indices: Tensor) -> None:
-        pass
 
 
 def _check_dtype(memory: Memory) -> None:

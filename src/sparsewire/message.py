@@ -1,5 +1,5 @@
 """The wire format: a fixed-size header that goes ahead, the payload whose size it announces, and a
-verdict on what arrived.
+status on what arrived.
 
 Headers are compared before any payload of a step moves, because backends abort or mix up messages
 of unequal length. Sizes follow from scheme and segments alone and are known before anything is
@@ -12,24 +12,24 @@ import hashlib
 import struct
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from . import kernels
-from .errors import DamageError, DisagreementError
-from .randomness import digest_int, fold, join, signed
+from .errors import CorruptMessageError, DisagreementError
+from .randomness import checksum_int, fold, join, signed
 from .segments import Segments
 
 MAGIC = b"SPWR"
-VERSION = 5
+VERSION = 6
 _LAYOUT = struct.Struct("<4sHHIIqQQQQ")
-DIGEST_BYTES = 8
-HEADER_BYTES = _LAYOUT.size + DIGEST_BYTES
-VERDICT_BYTES = 16 + DIGEST_BYTES
+CHECKSUM_BYTES = 8
+HEADER_BYTES = _LAYOUT.size + CHECKSUM_BYTES
+STATUS_BYTES = 16 + CHECKSUM_BYTES
 FINE = -1
-AHEAD = 3  # what keeps talk before the choice apart; 1 and 2 are the two ways of shards
+NEGOTIATION = 3  # what keeps talk before the choice apart; 1 and 2 are the two ways of shards
 
 _FIELDS = {
     "version": "the version of sparsewire's wire format",
@@ -67,7 +67,7 @@ class Header:
             self.layout,
             self.length,
         )
-        return _bytes(data + _digest(data))
+        return _bytes(data + _checksum(data))
 
     @staticmethod
     def unpack(data: Tensor, rank: int) -> Header:
@@ -76,7 +76,11 @@ class Header:
         magic, version, _, sender, _, step, bucket, scheme, layout, length = _LAYOUT.unpack(
             raw[: _LAYOUT.size]
         )
-        if magic != MAGIC or sender != rank or raw[_LAYOUT.size :] != _digest(raw[: _LAYOUT.size]):
+        if (
+            magic != MAGIC
+            or sender != rank
+            or raw[_LAYOUT.size :] != _checksum(raw[: _LAYOUT.size])
+        ):
             raise DisagreementError(
                 f"what arrived from rank {rank} is no header of sparsewire's: "
                 f"does another program use the same process group, or another version of it?"
@@ -84,10 +88,10 @@ class Header:
         return Header(rank, step, bucket, scheme, layout, length, version)
 
 
-def _digest(data: bytes) -> bytes:
-    """The digest of a header, which no key is needed for."""
+def _checksum(data: bytes) -> bytes:
+    """The checksum of a header, which no key is needed for."""
     words = struct.unpack(f"<{len(data) // 8}Q", data)
-    return struct.pack("<Q", digest_int(words, 0))
+    return struct.pack("<Q", checksum_int(words, 0))
 
 
 def _bytes(data: bytes) -> Tensor:
@@ -114,9 +118,9 @@ def compare(headers: Sequence[Header], own: Header, scheme: str) -> None:
 @dataclass(frozen=True)
 class Context:
     """Which exchange a message belongs to, and which chunk of a sum. It does not travel: it is part
-    of every digest.
+    of every checksum.
 
-    `is_ahead`: it belongs to what ranks talk about before they choose.
+    `is_negotiation`: it belongs to what ranks talk about before they choose.
     """
 
     step: int
@@ -124,18 +128,24 @@ class Context:
     scheme: int
     layout: int
     chunk: int = 0  # also of what is not cut
-    is_ahead: bool = False
+    is_negotiation: bool = False
 
     @property
     def common(self) -> int:
         """What the keys of all ranks are made of."""
         exchange = fold(self.step, self.bucket, self.scheme, self.layout)
-        if self.is_ahead:
-            exchange = fold(exchange, AHEAD)
+        if self.is_negotiation:
+            exchange = fold(exchange, NEGOTIATION)
         return join(exchange, self.chunk) if self.chunk else exchange
 
+    @property
+    def status(self) -> Context:
+        """The context of the status, in which the layout does not count: ranks that exchange
+        different parameters may compare their status."""
+        return replace(self, layout=0)
+
     def key(self, rank: int) -> int:
-        """What the digest of this rank's message is keyed with."""
+        """What the checksum of this rank's message is keyed with."""
         return join(self.common, rank)
 
 
@@ -148,69 +158,71 @@ REASONS = (
 CHECKSUM, VALUES = 0, 2
 
 
-def sealed_bytes(nbytes: int) -> int:
-    """The size of something of `nbytes` with a digest behind it, at a multiple of eight."""
-    return -(-nbytes // 8) * 8 + DIGEST_BYTES
+def bytes_with_checksum(nbytes: int) -> int:
+    """The size of something of `nbytes` with a checksum behind it, at a multiple of eight."""
+    return -(-nbytes // 8) * 8 + CHECKSUM_BYTES
 
 
-def seal(message: Tensor, key: int) -> Tensor:
-    """The message, whose last bytes become a digest of all others."""
-    body = message[:-DIGEST_BYTES]
-    digest = kernels.on(message.device).digest(body, key)
-    message[-DIGEST_BYTES:] = digest.view(1).view(torch.uint8)
+def add_checksum(message: Tensor, key: int) -> Tensor:
+    """The message, whose last bytes become a checksum of all others."""
+    body = message[:-CHECKSUM_BYTES]
+    checksum = kernels.on(message.device).checksum(body, key)
+    message[-CHECKSUM_BYTES:] = checksum.view(1).view(torch.uint8)
     return message
 
 
-def is_sealed(message: Tensor, key: int) -> Tensor:
-    """Whether the digest is that of the message."""
-    body, digest = message[:-DIGEST_BYTES], message[-DIGEST_BYTES:].view(torch.int64)
-    return kernels.on(message.device).digest(body, key) == digest[0]
+def matches_checksum(message: Tensor, key: int) -> Tensor:
+    """Whether the checksum is that of the message."""
+    body, checksum = message[:-CHECKSUM_BYTES], message[-CHECKSUM_BYTES:].view(torch.int64)
+    return kernels.on(message.device).checksum(body, key) == checksum[0]
 
 
-def damage_code(sender: int, reason: int) -> int:
+def corruption_code(sender: int, reason: int) -> int:
     """What is wrong with a message, and whose it is, as one number; `FINE` if nothing is."""
     return sender * len(REASONS) + reason
 
 
-def first_damage(findings: Tensor) -> Tensor:
-    """The damage code of the first message that is not fine; `findings` say whether each one is, in
-    every one of `REASONS`."""
+def first_corruption(findings: Tensor) -> Tensor:
+    """The corruption code of the first message that is not fine; `findings` say whether each one
+    is, in every one of `REASONS`."""
     worst = findings.view(torch.uint8).view(-1).min(0)  # rank by rank, as the codes are
     return torch.where(worst.values == 0, worst.indices, FINE)
 
 
-def first_broken(sealed: Tensor) -> Tensor:
-    """The damage code of the first rank for which `sealed` does not say that all seals hold."""
-    worst = sealed.view(torch.uint8).min(0)
+def first_mismatch(matches: Tensor) -> Tensor:
+    """The corruption code of the first rank that has a checksum which does not match."""
+    worst = matches.view(torch.uint8).min(0)
     return torch.where(worst.values == 0, worst.indices * len(REASONS) + CHECKSUM, FINE)
 
 
-def pack_verdict(damage: Tensor, unsound: Tensor, key: int) -> Tensor:
-    """What a rank found, as uint8 tensor of `VERDICT_BYTES`: a damage code, and a bad span."""
-    words = torch.stack([damage, unsound, damage]).view(torch.uint8)
-    return seal(words, key)
+def pack_status(corruption: Tensor, non_finite: Tensor, key: int) -> Tensor:
+    """What a rank found, as `STATUS_BYTES`: a corruption code, and a bad parameter."""
+    words = torch.stack([corruption, non_finite, corruption]).view(torch.uint8)
+    return add_checksum(words, key)
 
 
-def settle(verdicts: Tensor, context: Context) -> dict[int, int]:
-    """Raise on all ranks if any found damage; else the first bad span of each rank that has one.
+def check_statuses(statuses: Tensor, context: Context) -> dict[int, int]:
+    """Raise on all ranks if any found corruption; else the first bad parameter of each rank that
+    has one.
 
-    Raises on the rank alone whose copy of a verdict does not match its digest: nobody else knows.
+    Raises on the rank alone whose copy of a status does not match its checksum: nobody else knows.
     """
     where = f"at step {context.step}, bucket {context.bucket}"
-    words = verdicts.view(torch.int64).tolist()
-    for sender, (damage, unsound, digest) in enumerate(words):
-        if digest != signed(digest_int([damage & _MASK, unsound & _MASK], context.key(sender))):
-            raise DamageError(
-                f"the verdict of rank {sender} {where}: {REASONS[CHECKSUM]}, or the ranks are not "
+    words = statuses.view(torch.int64).tolist()
+    for sender, (corruption, non_finite, checksum) in enumerate(words):
+        key = context.status.key(sender)
+        if checksum != signed(checksum_int([corruption & _MASK, non_finite & _MASK], key)):
+            raise CorruptMessageError(
+                f"the status of rank {sender} {where}: {REASONS[CHECKSUM]}, or the ranks are not "
                 f"at the same step. This rank did not take the step and its memory did not change"
             )
-    bad = {rank: unsound for rank, (_, unsound, _) in enumerate(words) if unsound != FINE}
+    bad = {rank: non_finite for rank, (_, non_finite, _) in enumerate(words) if non_finite != FINE}
     if bad:
-        return bad  # whose messages may well be called damaged
-    for receiver, (damage, _, _) in enumerate(words):
-        if damage != FINE:
-            sender, reason = divmod(damage, len(REASONS))
-            raise DamageError(
+        return bad  # whose messages may well be called corrupt
+    for receiver, (corruption, _, _) in enumerate(words):
+        if corruption != FINE:
+            sender, reason = divmod(corruption, len(REASONS))
+            raise CorruptMessageError(
                 f"the message of rank {sender} that rank {receiver} received {where}: "
                 f"{REASONS[reason]}. No rank took the step and no memory changed"
             )
@@ -230,5 +242,5 @@ def fingerprint(*texts: str) -> int:
 
 
 def layout_fingerprint(segments: Segments, dtype: torch.dtype) -> int:
-    """64 bits that differ when names, order, shapes or the ledger's type do."""
-    return fingerprint(str(dtype), *(f"{s.name}:{s.shape}" for s in segments.spans))
+    """64 bits that differ when names, order, shapes or the residual's type do."""
+    return fingerprint(str(dtype), *(f"{s.name}:{s.shape}" for s in segments.params))

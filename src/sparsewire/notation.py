@@ -1,4 +1,4 @@
-"""The one notation of a scheme: Python source, repr, command-line argument, log line, results key.
+"""The one notation of a scheme: Python source, repr, command-line argument, log line.
 
 `Part` gives every part the shortest repr that says it all; `read` turns such text back into the
 object. Reading looks at the syntax tree and calls only the classes it is given: no code is run.
@@ -10,13 +10,39 @@ import ast
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from .errors import SchemeError
 
 
 class Part:
-    """Base of everything that has a place in the notation: a frozen dataclass with a short repr."""
+    """Base of everything that has a place in the notation: a frozen dataclass with a short repr.
+
+    `id`: the part's name in messages and files; the class's unless it says another. It never
+    changes: who renames a class writes down the old name, and who renames one of its fields writes
+    `field(metadata={"id": old})`.
+    """
+
+    id: ClassVar[str]
+
+    @property
+    def identity(self) -> str:
+        """All that the part says, defaults included, in words that never change.
+
+        Fingerprints, checkpoints and results are keyed by it.
+
+        >>> from sparsewire.selectors import TopK
+        >>> TopK().identity
+        'TopK(ratio=0.01, count=None)'
+        """
+        kind = type(self)
+        values = ((each, getattr(self, each.name)) for each in fields(self))  # type: ignore[arg-type]
+        said = (
+            f"{each.metadata.get('id', each.name)}="
+            f"{value.identity if isinstance(value, Part) else repr(value)}"
+            for each, value in values
+        )
+        return f"{vars(kind).get('id', kind.__name__)}({', '.join(said)})"
 
     def __repr__(self) -> str:
         shown = []
@@ -98,9 +124,9 @@ def _value(node: ast.expr, text: str, classes: Mapping[str, type]) -> Any:
             values = [_value(argument, text, classes) for argument in arguments]
             named = {str(k.arg): _value(k.value, text, classes) for k in keywords}
             return _call(name, values, named, classes)
-    piece = ast.get_source_segment(text.strip(), node) or text
+    source = ast.get_source_segment(text.strip(), node) or text
     raise SchemeError(
-        f"cannot read {piece!r} in a scheme: only names of parts, numbers, strings, "
+        f"cannot read {source!r} in a scheme: only names of parts, numbers, strings, "
         f"True, False and None may stand there"
     )
 

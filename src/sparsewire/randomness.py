@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -53,13 +54,26 @@ def join(key: int, word: int) -> int:
     return mix_int(key ^ (word & _MASK))
 
 
-def digest_int(words: Sequence[int], key: int) -> int:
-    """64 bits that change when any bit of the words or of the key does; the twin of `digest`."""
+@dataclass(frozen=True)
+class RandomKey:
+    """What the random choices of one rank in one step depend on."""
+
+    seed: int
+    step: int
+    rank: int
+
+    def key(self, shared: bool) -> int:
+        """Return one integer for this step: this rank's own, or the same on all ranks."""
+        return fold(self.seed, self.step, 0 if shared else self.rank + 1)
+
+
+def checksum_int(words: Sequence[int], key: int) -> int:
+    """64 bits that change when any bit of the words or of the key does; the twin of `checksum`."""
     total = sum(mix_int(w ^ (place * _GAMMA & _MASK)) for place, w in enumerate(words, start=1))
     return mix_int((total & _MASK) ^ mix_int(key & _MASK))
 
 
-def digest(words: Tensor, key: int) -> Tensor:
+def checksum(words: Tensor, key: int) -> Tensor:
     """The same of an int64 tensor: words are hashed with their place, and the hashes added up."""
     places = torch.arange(1, words.numel() + 1, device=words.device) * signed(_GAMMA)
     return mix(mix(words ^ places).sum() ^ signed(mix_int(key & _MASK)))

@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .meter import STAGES, Meter
+from .counters import STAGES, Counters
 
 
-def dense_traffic(values: int, world: int, width: int) -> int:
+def dense_traffic(values: int, world_size: int, width: int) -> int:
     """Bytes each rank sends in a ring all-reduce of `values` numbers of `width` bytes."""
-    return math.ceil(2 * values * width * (world - 1) / world)
+    return math.ceil(2 * values * width * (world_size - 1) / world_size)
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Report:
     """Running totals of one rank; `print(report)` shows them per step."""
 
     scheme: str
-    world: int
+    world_size: int
     steps: int
     skipped: int
     bytes_sent: int
@@ -34,25 +34,25 @@ class Report:
 
     @staticmethod
     def of(
-        scheme: str, meter: Meter, world: int, memory: Mapping[str, float], layers: bool
+        scheme: str, counters: Counters, world_size: int, memory: Mapping[str, float], layers: bool
     ) -> Report:
         """A report from a meter and the memory's sum of squares by parameter."""
-        gradient = meter.gradient_squares
+        gradient = counters.gradient_squares
         rows = tuple(
             (name, math.sqrt(memory.get(name, 0.0)), math.sqrt(gradient.get(name, 0.0)))
             for name in {**memory, **gradient}
         )
         return Report(
             scheme=scheme,
-            world=world,
-            steps=meter.steps,
-            skipped=meter.skipped,
-            bytes_sent=meter.bytes_sent,
-            bytes_received=meter.bytes_received,
-            dense_bytes=dense_traffic(meter.values, world, 4),
-            selected=int(meter.selected),
-            aimed_at=meter.aimed_at,
-            seconds=dict(meter.seconds),
+            world_size=world_size,
+            steps=counters.steps,
+            skipped=counters.skipped,
+            bytes_sent=counters.bytes_sent,
+            bytes_received=counters.bytes_received,
+            dense_bytes=dense_traffic(counters.values, world_size, 4),
+            selected=int(counters.selected),
+            aimed_at=counters.aimed_at,
+            seconds=dict(counters.seconds),
             memory_norm=math.sqrt(sum(memory.values())),
             gradient_norm=math.sqrt(sum(gradient.values())),
             layers=rows if layers else (),
@@ -83,7 +83,7 @@ class Report:
         steps = max(1, self.steps + self.skipped)
         times = ", ".join(f"{s} {1e3 * self.seconds[s] / steps:.2f}" for s in STAGES)
         lines = [
-            f"{self.scheme} on {plural(self.world, 'rank')}, {plural(self.steps, 'step')}"
+            f"{self.scheme} on {plural(self.world_size, 'rank')}, {plural(self.steps, 'step')}"
             + (f", {self.skipped} skipped" if self.skipped else ""),
             f"  sent per step      {human_bytes(self.bytes_sent / steps)}, received "
             f"{human_bytes(self.bytes_received / steps)}",

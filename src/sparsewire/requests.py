@@ -2,7 +2,7 @@
 
 An exchange is a routine: a generator that yields steps and is sent their results. It knows no
 network, thread or clock, so the same routine runs over `torch.distributed`, between simulated
-workers, or under a test that damages what it carries.
+workers, or under a test that corrupts what it carries.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 from torch import Tensor
 
 T = TypeVar("T")
+GroupName = Literal["exchange", "status", "intra_node"]
 
 
 @dataclass(frozen=True)
@@ -26,25 +27,31 @@ class Request:
             ranks had for it, as a list in rank order.
             'broadcast': every rank gets the payload of rank `root`; the payloads of the others
             only say how long it is.
-        payload: a uint8 tensor, flat but for 'all_to_all'.
+            'all_reduce': every rank gets the sum of the payloads, as the backend makes it.
+        payload: a uint8 tensor, flat except for 'all_to_all'; floating-point for 'all_reduce'.
+        group: whose ranks take part: those that 'exchange' gradients, those that compare their
+            'status' after a step, or those 'intra_node', on one machine.
         root: the rank that 'broadcast' starts from.
         out: memory with a row for each rank that the driver may use for what arrives, so that it
             need not allocate.
     """
 
-    op: Literal["all_gather", "all_to_all", "broadcast"]
+    op: Literal["all_gather", "all_to_all", "broadcast", "all_reduce"]
     payload: Tensor
+    group: GroupName = "exchange"
     root: int = 0
     out: Tensor | None = None
 
-    def traffic(self, world: int) -> int:
+    def traffic(self, world_size: int) -> int:
         """Return the bytes that a rank sends, and receives; for 'broadcast' on average."""
-        nbytes = self.payload.numel()
+        nbytes = self.payload.nbytes
         if self.op == "all_to_all":
-            return gather_traffic(nbytes // world, world)
+            return gather_traffic(nbytes // world_size, world_size)
         if self.op == "all_gather":
-            return gather_traffic(nbytes, world)
-        return broadcast_traffic(nbytes, world)
+            return gather_traffic(nbytes, world_size)
+        if self.op == "broadcast":
+            return broadcast_traffic(nbytes, world_size)
+        return 2 * broadcast_traffic(nbytes, world_size)
 
 
 @dataclass(frozen=True)
@@ -65,9 +72,11 @@ Step = Request | Start | Wait
 Routine = Generator[Step, Any, T]
 
 
-def all_gather(payload: Tensor, out: Tensor | None = None) -> Request:
+def all_gather(
+    payload: Tensor, out: Tensor | None = None, group: GroupName = "exchange"
+) -> Request:
     """Give every rank all ranks' payloads."""
-    return Request("all_gather", payload, out=out)
+    return Request("all_gather", payload, group, out=out)
 
 
 def all_to_all(rows: Tensor, out: Tensor | None = None) -> Request:
@@ -75,17 +84,22 @@ def all_to_all(rows: Tensor, out: Tensor | None = None) -> Request:
     return Request("all_to_all", rows, out=out)
 
 
-def broadcast(payload: Tensor, root: int) -> Request:
+def broadcast(payload: Tensor, root: int, group: GroupName = "exchange") -> Request:
     """Give every rank the payload of `root`."""
-    return Request("broadcast", payload, root)
+    return Request("broadcast", payload, group, root)
 
 
-def gather_traffic(nbytes: int, world: int) -> int:
+def all_reduce(payload: Tensor, group: GroupName) -> Request:
+    """Give every rank the sum of all ranks' payloads."""
+    return Request("all_reduce", payload, group)
+
+
+def gather_traffic(nbytes: int, world_size: int) -> int:
     """Return the bytes each rank sends when its message of `nbytes` reaches every other rank."""
-    return (world - 1) * nbytes
+    return (world_size - 1) * nbytes
 
 
-def broadcast_traffic(nbytes: int, world: int) -> int:
+def broadcast_traffic(nbytes: int, world_size: int) -> int:
     """Return the bytes each rank sends, on average, when one rank's message reaches all others.
 
     However it is passed on, every other rank receives it once.
@@ -93,4 +107,4 @@ def broadcast_traffic(nbytes: int, world: int) -> int:
     >>> broadcast_traffic(1000, 4), broadcast_traffic(1000, 1)
     (750, 0)
     """
-    return -(-(world - 1) * nbytes // world)
+    return -(-(world_size - 1) * nbytes // world_size)

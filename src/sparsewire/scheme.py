@@ -11,15 +11,15 @@ import reprlib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 
-from . import collectives, indices, memory, selectors, values
+from . import codecs, collectives, memory, selectors
+from .codecs import Bitmap, EliasFano, Float32, Implied, IndexCodec, ValueCodec
 from .collectives import AllGather, AllReduce, Collective
 from .errors import SchemeError
-from .indices import Bitmap, EliasFano, Implied, IndexCodec
 from .memory import ErrorFeedback, Memory
 from .notation import Part, check_flag, read
 from .segments import Scope, Segments, Shape
 from .selectors import Coordination, Dense, Selector
-from .values import Float32, ValueCodec
+from .state import StateField
 
 
 @dataclass(frozen=True, repr=False)
@@ -33,7 +33,8 @@ class Scheme(Part):
         memory: what happens to the rest.
         collective: how messages meet; derived from the other parts if not named.
         scope: 'layer', 'global', or the length of chunks within each tensor.
-        whole: 1-D tensors, and tensors of fewer elements than this, travel whole; None: none do.
+        dense_below: tensors of fewer elements than this are sent densely.
+        dense_1d: so are 1-D tensors of any size, such as biases and norms.
         seed: of all random choices.
 
     >>> Scheme(selectors.TopK(0.01)).collective
@@ -48,17 +49,18 @@ class Scheme(Part):
     memory: Memory = ErrorFeedback()
     collective: Collective = None  # type: ignore[assignment]  # derived in __post_init__
     scope: Scope = "layer"
-    whole: int | None = 1024
+    dense_below: int = 1024
+    dense_1d: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
         _check_kind("a scheme's first argument", self.selector, Selector, selectors.ALL)
-        _check_kind("values=", self.values, ValueCodec, values.ALL)
+        _check_kind("values=", self.values, ValueCodec, codecs.VALUES)
         _check_kind("memory=", self.memory, Memory, memory.ALL)
         for name in ("indices", "collective"):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, self.implied(name))
-        _check_kind("indices=", self.indices, IndexCodec, indices.ALL)
+        _check_kind("indices=", self.indices, IndexCodec, codecs.INDICES)
         _check_kind("collective=", self.collective, Collective, collectives.ALL)
         self._check_numbers()
         self._check_parts()
@@ -91,11 +93,12 @@ class Scheme(Part):
                 f"scope={scope!r} makes no sense: write 'layer', 'global', or the length of "
                 f"chunks, such as 4096"
             )
-        if self.whole is not None and not (_is_int(self.whole) and self.whole >= 0):
+        if not (_is_int(self.dense_below) and self.dense_below >= 0):
             raise SchemeError(
-                f"whole={self.whole!r} makes no sense: it is the size under which tensors travel "
-                f"whole, or None to sparsify all of them"
+                f"dense_below={self.dense_below!r} makes no sense: it is the number of elements "
+                f"under which tensors are sent densely, or 0"
             )
+        check_flag(self, "dense_1d")
         if not _is_int(self.seed) or not abs(self.seed) < 2**63:
             raise SchemeError(
                 f"seed={self.seed!r} makes no sense: a seed is a whole number of 64 bits"
@@ -121,6 +124,12 @@ class Scheme(Part):
                 f"{self.values!r} cannot go with {self.selector!r}: it quantizes what is selected, "
                 f"and here everything is sent; write a ratio below 1 such as TopK(0.01), or "
                 f"values=BFloat16() for a dense exchange in fewer bytes"
+            )
+        keys = [field.key for field in self.fields]
+        if len(set(keys)) < len(keys):
+            raise SchemeError(
+                f"two parts of {self!r} keep a tensor with the same key: {', '.join(keys)}; give "
+                f"the StateField of one of them another key"
             )
         if _is_negotiated(self.selector):
             self._check_negotiated()
@@ -152,21 +161,29 @@ class Scheme(Part):
         if not isinstance(scope, str) and scope <= block:
             raise SchemeError(
                 f"scope={scope!r} leaves {selector!r} nothing to choose: its blocks of {block} are "
-                f"as long as a piece; write a scope of several blocks, or a smaller block="
+                f"as long as a segment; write a scope of several blocks, or a smaller block="
             )
 
     @property
-    def fields(self) -> tuple[str, ...]:
-        """The tensors that are remembered: the memory's and, if it has any, the collective's."""
-        return self.memory.fields + self.collective.fields if self.memory.fields else ()
+    def fields(self) -> tuple[StateField, ...]:
+        """What the parts keep from step to step. Without memory, owners forget as well."""
+        fields = self.memory.fields + self.selector.fields
+        if self.memory.fields:
+            fields += self.collective.fields
+        if any(field.extent == "owned" for field in self.collective.fields):
+            owner = selectors.owner_selector(self.selector)
+            fields += tuple(field.for_owner for field in owner.fields)
+        return fields
 
     def at(self, step: int) -> Scheme:
         """The scheme of a given step: the same at all steps."""
         return self
 
-    def cut(self, shapes: Mapping[str, Shape]) -> Segments:
-        """These parameters cut as the scheme says."""
-        return Segments.cut(shapes, self.selector, self.scope, self.whole)
+    def partition(self, shapes: Mapping[str, Shape]) -> Segments:
+        """Partition these parameters as the scheme says."""
+        return Segments.partition(
+            shapes, self.selector, self.scope, self.dense_below, self.dense_1d
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -205,7 +222,7 @@ class Warmup(Part):
         return self.scheme.memory
 
     @property
-    def fields(self) -> tuple[str, ...]:
+    def fields(self) -> tuple[StateField, ...]:
         return self.scheme.fields
 
     @property
@@ -224,7 +241,8 @@ class Warmup(Part):
                 values=full.values if full.values.linear else Float32(),
                 memory=full.memory,
                 scope=full.scope,
-                whole=full.whole,
+                dense_below=full.dense_below,
+                dense_1d=full.dense_1d,
                 seed=full.seed,
             )
         assert isinstance(full.selector, selectors.Sized)
@@ -235,7 +253,8 @@ class Warmup(Part):
             full.memory,
             full.collective,
             full.scope,
-            full.whole,
+            full.dense_below,
+            full.dense_1d,
             full.seed,
         )
 
@@ -254,8 +273,8 @@ AnyScheme = Scheme | Warmup
 FAMILIES: dict[str, tuple[type, ...]] = {
     "scheme": (Scheme, Warmup),
     "selectors": selectors.ALL,
-    "values": values.ALL,
-    "indices": indices.ALL,
+    "values": codecs.VALUES,
+    "indices": codecs.INDICES,
     "memory": memory.ALL,
     "collectives": collectives.ALL,
 }

@@ -1,7 +1,7 @@
-"""How a flat gradient is cut into pieces, and how many coordinates each piece sends.
+"""How a flat gradient is partitioned into segments, and how many coordinates each one sends.
 
-Scope is a segmentation: `layer` (one piece per tensor), `global` (one piece for all) and chunks
-of a fixed length are three ways to cut, so that one kernel serves them all.
+Scope is a partition: `layer` (one segment per tensor), `global` (one for all) and chunks of a fixed
+length are three kinds of it, so that one kernel serves them all.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Counts(Protocol):
 
     def entries(self, length: int) -> int: ...
 
-    def room(self, length: int) -> int: ...
+    def capacity(self, length: int) -> int: ...
 
 
 @dataclass(frozen=True)
-class Span:
+class ParamSlice:
     """One parameter's place in the flat gradient."""
 
     name: str
@@ -51,14 +51,14 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A run of the flat gradient from which `count` coordinates are sent in `room` slots."""
+class Segment:
+    """A run of the flat gradient from which `count` coordinates are sent in `capacity` slots."""
 
     name: str
     start: int
     length: int
     count: int
-    room: int
+    capacity: int
 
     @property
     def stop(self) -> int:
@@ -67,139 +67,144 @@ class Piece:
 
 @dataclass(frozen=True)
 class Segments:
-    """A cut gradient: `spans` say where the parameters lie, `pieces` are selected from, and
-    `whole` pieces travel entire.
+    """A partition of the gradient.
+
+    Arguments:
+        params: where the parameters lie.
+        sparse: the segments that coordinates are selected from.
+        dense: the segments that are sent densely.
 
     >>> from sparsewire import TopK
-    >>> s = Segments.cut({"w": (100, 50), "b": (50,)}, TopK(0.01))
-    >>> [(p.name, p.length, p.count) for p in s.pieces], [p.name for p in s.whole]
+    >>> s = Segments.partition({"w": (100, 50), "b": (50,)}, TopK(0.01))
+    >>> [(p.name, p.length, p.count) for p in s.sparse], [p.name for p in s.dense]
     ([('w', 5000, 50)], ['b'])
     """
 
-    spans: tuple[Span, ...]
-    pieces: tuple[Piece, ...]
-    whole: tuple[Piece, ...]
+    params: tuple[ParamSlice, ...]
+    sparse: tuple[Segment, ...]
+    dense: tuple[Segment, ...]
 
     @staticmethod
-    def cut(
+    def partition(
         shapes: Mapping[str, Shape],
         counts: Counts,
         scope: Scope = "layer",
-        whole: int | None = 1024,
+        dense_below: int = 1024,
+        dense_1d: bool = True,
     ) -> Segments:
-        """Cut parameters, given by name and shape, in the order given.
+        """Partition parameters, given by name and shape, in the order given.
 
-        1-D tensors and tensors of fewer than `whole` elements travel whole; None switches that
-        off. A `global` cut puts those behind all others, so that its one piece is contiguous.
-        A piece that would send all it has travels whole too.
+        Tensors of fewer than `dense_below` elements are sent densely, and with `dense_1d` so are
+        1-D tensors of any size. With a `global` scope they lie behind all others, so that its one
+        segment is contiguous. A segment that would send all it has is sent densely too.
         """
         exempt = [
-            whole is not None and (len(shape) < 2 or math.prod(shape) < whole)
+            (dense_1d and len(shape) < 2) or math.prod(shape) < dense_below
             for shape in shapes.values()
         ]
         order = list(zip(shapes.items(), exempt, strict=True))
         if scope == "global":
             order.sort(key=lambda entry: entry[1])  # stable: sparsified first
-        spans: list[Span] = []
+        params: list[ParamSlice] = []
         start = 0
         for (name, shape), _ in order:
-            spans.append(Span(name, tuple(shape), start))
-            start = spans[-1].stop
+            params.append(ParamSlice(name, tuple(shape), start))
+            start = params[-1].stop
 
         ranges: list[tuple[str, int, int, bool]] = []
         if scope == "global":
-            split = sum(s.length for s, (_, e) in zip(spans, order, strict=True) if not e)
+            split = sum(s.length for s, (_, e) in zip(params, order, strict=True) if not e)
             ranges.append(("*", 0, split, False))
-        for span, (_, is_exempt) in zip(spans, order, strict=True):
+        for param, (_, is_exempt) in zip(params, order, strict=True):
             if is_exempt:
-                ranges.append((span.name, span.start, span.length, True))
+                ranges.append((param.name, param.start, param.length, True))
             elif scope == "layer":
-                ranges.append((span.name, span.start, span.length, False))
+                ranges.append((param.name, param.start, param.length, False))
             elif isinstance(scope, int):
-                for at in range(0, span.length, scope):
-                    length = min(scope, span.length - at)
-                    ranges.append((f"{span.name}[{at}]", span.start + at, length, False))
+                for at in range(0, param.length, scope):
+                    length = min(scope, param.length - at)
+                    ranges.append((f"{param.name}[{at}]", param.start + at, length, False))
 
-        pieces: list[Piece] = []
-        entire: list[Piece] = []
+        sparse: list[Segment] = []
+        dense: list[Segment] = []
         for name, begin, length, is_exempt in ranges:
             if length == 0:
                 continue
             count = length if is_exempt else counts.entries(length)
             if count >= length:
-                entire.append(Piece(name, begin, length, length, length))
+                dense.append(Segment(name, begin, length, length, length))
             else:
-                pieces.append(Piece(name, begin, length, count, counts.room(length)))
-        return Segments(tuple(spans), tuple(pieces), tuple(entire))
+                sparse.append(Segment(name, begin, length, count, counts.capacity(length)))
+        return Segments(tuple(params), tuple(sparse), tuple(dense))
 
     @property
     def size(self) -> int:
         """Length of the flat gradient."""
-        return self.spans[-1].stop if self.spans else 0
+        return self.params[-1].stop if self.params else 0
 
-    def span_at(self, place: int) -> int:
-        """The number of the span that a coordinate lies in."""
+    def param_at(self, place: int) -> int:
+        """The number of the parameter that a coordinate lies in."""
         return bisect_right(self._starts, place) - 1
 
     @cached_property
     def _starts(self) -> list[int]:
-        return [span.start for span in self.spans]
+        return [param.start for param in self.params]
 
     @cached_property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """Slots for selected entries in one message."""
-        return sum(piece.room for piece in self.pieces)
+        return sum(segment.capacity for segment in self.sparse)
 
     @cached_property
-    def whole_size(self) -> int:
-        """Values that travel whole."""
-        return sum(piece.length for piece in self.whole)
+    def dense_size(self) -> int:
+        """Values that are sent densely."""
+        return sum(segment.length for segment in self.dense)
 
     @cached_property
-    def whole_runs(self) -> tuple[tuple[int, int], ...]:
-        """The whole pieces as (start, stop), neighbours joined."""
+    def dense_runs(self) -> tuple[tuple[int, int], ...]:
+        """The dense segments as (start, stop), neighbours joined."""
         runs: list[tuple[int, int]] = []
-        for piece in sorted(self.whole, key=lambda p: p.start):
-            if runs and runs[-1][1] == piece.start:
-                runs[-1] = (runs[-1][0], piece.start + piece.length)
+        for segment in sorted(self.dense, key=lambda p: p.start):
+            if runs and runs[-1][1] == segment.start:
+                runs[-1] = (runs[-1][0], segment.start + segment.length)
             else:
-                runs.append((piece.start, piece.start + piece.length))
+                runs.append((segment.start, segment.start + segment.length))
         return tuple(runs)
 
     @cached_property
     def grids(self) -> tuple[tuple[int, int, int, int], ...]:
-        """Pieces of one size that lie side by side, as (start, rows, length, count)."""
+        """Segments of one size that lie side by side, as (start, rows, length, count)."""
         grids: list[tuple[int, int, int, int]] = []
-        for piece in self.pieces:
+        for segment in self.sparse:
             if grids:
                 start, rows, length, count = grids[-1]
-                same = (piece.length, piece.count) == (length, count)
-                if same and piece.start == start + rows * length:
+                same = (segment.length, segment.count) == (length, count)
+                if same and segment.start == start + rows * length:
                     grids[-1] = (start, rows + 1, length, count)
                     continue
-            grids.append((piece.start, 1, piece.length, piece.count))
+            grids.append((segment.start, 1, segment.length, segment.count))
         return tuple(grids)
 
     def strides(self, sample: int) -> tuple[int, ...]:
-        """Every how manyth coordinate of each piece a sample looks at.
+        """Every how manyth coordinate of each segment a sample looks at.
 
         There are about `sample` of them in all, shared out by length, and more where fewer than
-        `SEEN` of a piece's would else be among those it wants to send. A stride has no factor in
+        `SEEN` of a segment's would else be among those it wants to send. A stride has no factor in
         common with what tensors are made of, or it would see the same columns and taps only.
         """
         if sample not in self._strides:
-            total = sum(piece.length for piece in self.pieces)
+            total = sum(segment.length for segment in self.sparse)
             self._strides[sample] = tuple(
-                _coprime(max(1, min(piece.count // SEEN, total // sample)), 6 * piece.length)
-                for piece in self.pieces
+                _coprime(max(1, min(segment.count // SEEN, total // sample)), 6 * segment.length)
+                for segment in self.sparse
             )
         return self._strides[sample]
 
-    def table(self, device: torch.device) -> PieceTable:
-        """The pieces as tensors, one row each, kept for every later step."""
-        tables: dict[torch.device, PieceTable] = self._tables
+    def table(self, device: torch.device) -> SegmentTable:
+        """The segments as tensors, one row each, kept for every later step."""
+        tables: dict[torch.device, SegmentTable] = self._tables
         if device not in tables:
-            tables[device] = PieceTable.of(self.pieces, device)
+            tables[device] = SegmentTable.of(self.sparse, device)
         return tables[device]
 
     def tiles(self, device: torch.device, length: int) -> TileTable:
@@ -214,7 +219,7 @@ class Segments:
         return {}
 
     @cached_property
-    def _tables(self) -> dict[torch.device, PieceTable]:
+    def _tables(self) -> dict[torch.device, SegmentTable]:
         return {}
 
     @cached_property
@@ -239,10 +244,10 @@ class Segments:
         """Without what is kept from step to step."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    def views(self, flat: Tensor) -> Iterable[tuple[Span, Tensor]]:
+    def views(self, flat: Tensor) -> Iterable[tuple[ParamSlice, Tensor]]:
         """The flat gradient parameter by parameter."""
-        for span in self.spans:
-            yield span, flat[span.start : span.stop]
+        for param in self.params:
+            yield param, flat[param.start : param.stop]
 
 
 def _coprime(most: int, other: int) -> int:
@@ -255,32 +260,32 @@ def _coprime(most: int, other: int) -> int:
 
 
 @dataclass(frozen=True)
-class PieceTable:
-    """The columns of `Segments.pieces` on a device, and which piece each entry belongs to."""
+class SegmentTable:
+    """The columns of `Segments.sparse` on a device, and which segment each entry belongs to."""
 
     keys: Tensor
     starts: Tensor
     lengths: Tensor
     counts: Tensor
-    rooms: Tensor
-    owner: Tensor  # entry -> piece, for selectors that fill every slot
-    place: Tensor  # entry -> its position inside the piece's entries
+    capacities: Tensor
+    owner: Tensor  # entry -> segment, for selectors that fill every slot
+    place: Tensor  # entry -> its position inside the segment's entries
 
     @staticmethod
-    def of(pieces: Sequence[Piece], device: torch.device) -> PieceTable:
+    def of(segments: Sequence[Segment], device: torch.device) -> SegmentTable:
         def column(values: Iterable[int]) -> Tensor:
             return torch.tensor(list(values), dtype=torch.int64, device=device)
 
-        counts = column(p.count for p in pieces)
-        owner = torch.repeat_interleave(torch.arange(len(pieces), device=device), counts)
+        counts = column(p.count for p in segments)
+        owner = torch.repeat_interleave(torch.arange(len(segments), device=device), counts)
         first = torch.cumsum(counts, 0) - counts
         place = torch.arange(owner.numel(), device=device) - first[owner]
-        return PieceTable(
-            keys=column(name_key(p.name) for p in pieces),
-            starts=column(p.start for p in pieces),
-            lengths=column(p.length for p in pieces),
+        return SegmentTable(
+            keys=column(name_key(p.name) for p in segments),
+            starts=column(p.start for p in segments),
+            lengths=column(p.length for p in segments),
             counts=counts,
-            rooms=column(p.room for p in pieces),
+            capacities=column(p.capacity for p in segments),
             owner=owner,
             place=place,
         )
@@ -288,32 +293,33 @@ class PieceTable:
 
 @dataclass(frozen=True)
 class TileTable:
-    """Runs of coordinates that lie in one span and in one piece, as int64 columns, ascending."""
+    """Runs of coordinates that lie in one parameter and in one segment, as int64 columns,
+    ascending."""
 
     starts: Tensor
     stops: Tensor
-    spans: Tensor
-    pieces: Tensor  # -1 where the piece travels whole
-    wholes: Tensor  # where a whole tile's values begin among the whole values, else -1
+    params: Tensor
+    segments: Tensor  # -1 where the segment is sent densely
+    dense: Tensor  # where a whole tile's values begin among the dense values, else -1
 
     @staticmethod
     def of(segments: Segments, device: torch.device, length: int) -> TileTable:
-        marks = {piece.start: (number, -1) for number, piece in enumerate(segments.pieces)}
+        marks = {segment.start: (number, -1) for number, segment in enumerate(segments.sparse)}
         at = 0
-        for whole in segments.whole:
+        for whole in segments.dense:
             marks[whole.start] = (-1, at)
             at += whole.length
         rows: list[tuple[int, int, int, int, int]] = []
-        piece, first, begin = -1, -1, 0
-        edges = sorted({*marks, *(s.start for s in segments.spans if s.length), segments.size})
-        span = 0
+        segment, first, begin = -1, -1, 0
+        edges = sorted({*marks, *(s.start for s in segments.params if s.length), segments.size})
+        param = 0
         for start, stop in pairwise(edges):
             if start in marks:
-                (piece, first), begin = marks[start], start
-            while not segments.spans[span].start <= start < segments.spans[span].stop:
-                span += 1
+                (segment, first), begin = marks[start], start
+            while not segments.params[param].start <= start < segments.params[param].stop:
+                param += 1
             for low in range(start, stop, length):
-                place = first + low - begin if piece < 0 else -1
-                rows.append((low, min(low + length, stop), span, piece, place))
+                place = first + low - begin if segment < 0 else -1
+                rows.append((low, min(low + length, stop), param, segment, place))
         table = torch.tensor(rows, dtype=torch.int64).view(-1, 5).T.contiguous().to(device)
         return TileTable(*table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import gc
 import os
 import threading
@@ -28,7 +29,7 @@ def _overlap(limit: float) -> tuple[float, float]:
     model = DDP(net, bucket_cap_mb=0.001)
     wire = sw.attach(model, "TopK(0.05)")
     loss_of(model, dist.get_rank(), 0).backward()
-    pipeline, exchanged, taken = wire._pipeline, [], []
+    pipeline, exchanged, selection = wire._pipeline, [], []
     first = threading.Event()
     exchange, take = pipeline._exchange, pipeline.take
 
@@ -38,7 +39,7 @@ def _overlap(limit: float) -> tuple[float, float]:
         first.set()
 
     def timed_take(bucket: Any) -> Any:
-        taken.append(time.monotonic())
+        selection.append(time.monotonic())
         return take(bucket)
 
     pipeline._exchange, pipeline.take = timed_exchange, timed_take  # type: ignore[method-assign]
@@ -51,7 +52,7 @@ def _overlap(limit: float) -> tuple[float, float]:
     loss_of(model, dist.get_rank(), 1).backward()
     handle.remove()
     wire.detach()
-    return exchanged[0], taken[-1]
+    return exchanged[0], selection[-1]
 
 
 def test_exchange_goes_on_while_backward_does(two: Cluster) -> None:
@@ -109,6 +110,39 @@ def test_detach_gives_plain_ddp_back(two: Cluster) -> None:
     assert two.run(_detach_and_attach_again) == [[False, True, False]] * 2
 
 
+def _registered(options: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    """The weights after DDP's own way in, after `attach`, and of plain DDP after a detach."""
+    ends = []
+    for way in ("register", "attach", "detached"):
+        model = DDP(make_model(), bucket_cap_mb=CAP)
+        if way == "attach":
+            state = sw.attach(model, "TopK(0.05)", **options)
+        else:
+            state = sw.SparseHookState(model, "TopK(0.05)", **options)
+            model.register_comm_hook(state, sw.sparse_hook)
+        if way == "detached":
+            state.detach()
+            state = sw.attach(model, "Dense()")  # by the hook that is there already
+        optimizer = sgd(model)
+        for step in range(4):
+            optimizer.zero_grad()
+            loss_of(model, dist.get_rank(), step).backward()
+            optimizer.step()
+        assert state.steps == 4
+        state.detach()
+        ends.append(numbers(model))
+    return tuple(ends)
+
+
+def test_ddps_own_way_in(two: Cluster) -> None:
+    limit = datetime.timedelta(seconds=patience(30))
+    ends = two.run(_registered, {"timeout": limit})
+    assert torch.equal(ends[0][0], ends[0][1])
+    assert torch.equal(ends[0][0], train_simulated("TopK(0.05)", 2, 4))
+    assert torch.equal(ends[0][2], train_simulated("Dense()", 2, 4))
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
 def _attach_often() -> tuple[int, int, int]:
     """Pipelines alive, and open files before and after, when attaching again and again."""
     model = DDP(make_model(), bucket_cap_mb=CAP)
@@ -139,12 +173,12 @@ def _refusals() -> dict[str, str]:
     def refused(key: str, *arguments: Any, **options: Any) -> None:
         try:
             sw.attach(*arguments, **options)
-        except sw.AttachError as error:
+        except sw.errors.AttachError as error:
             found[key] = str(error)
 
-    taken = DDP(make_model())
-    taken.register_comm_hook(None, fp16_compress_hook)
-    refused("taken", taken, "TopK(0.01)")
+    selection = DDP(make_model())
+    selection.register_comm_hook(None, fp16_compress_hook)
+    refused("taken", selection, "TopK(0.01)")
     model = DDP(make_model())
     wire = sw.attach(model, "TopK(0.01)")
     refused("twice", model, "TopK(0.01)")

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import sparsewire as sw
 from sparsewire.groups.transport import Work
-from sparsewire.message import HEADER_BYTES, VERDICT_BYTES
+from sparsewire.message import HEADER_BYTES, STATUS_BYTES
 
 from ..cluster import Cluster
 from .training import CAP, loss_of, make_model, numbers, sgd, train_ddp
@@ -32,7 +32,7 @@ class Noise:
     or of what a leader shows ("shown").
     """
 
-    def __init__(self, wire: sw.Wire, sender: int, leg: str, arrival: int) -> None:
+    def __init__(self, wire: sw.SparseHookState, sender: int, leg: str, arrival: int) -> None:
         self._group, self._sender, self._arrival = wire.group, sender, arrival
         self._arrivals, self.flips = 0, 0
         self._transport = wire.group._transport
@@ -48,7 +48,7 @@ class Noise:
     def _gathered(self, output: Tensor, payload: Tensor) -> Work:
         work = self._gather(output, payload)
         work.wait()
-        if payload.numel() not in (HEADER_BYTES, VERDICT_BYTES):
+        if payload.numel() not in (HEADER_BYTES, STATUS_BYTES):
             self._arrived(output.view(self._group.size, -1))
         return work
 
@@ -137,7 +137,7 @@ def _check(two: Cluster, scheme: str, sender: int, leg: str, arrival: int = BUCK
         for text in (outcome.message, str(outcome.error)):
             for word in (*words, f"at step {STEP}, bucket {BUCKET}", "no memory changed"):
                 assert word in text
-        assert type(outcome.error) is sw.DamageError
+        assert type(outcome.error) is sw.errors.CorruptMessageError
         assert outcome.memory_unchanged
         assert outcome.weights_unchanged
         assert torch.equal(outcome.weights, outcomes[0].weights)

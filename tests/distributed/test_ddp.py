@@ -66,4 +66,4 @@ def test_real_processes_equal_the_simulated_group(four: Cluster, scheme: str) ->
 
 def test_grid_covers_every_selector() -> None:
     named = {type(sw.parse(text).scope) and text.split("(")[0] for text in SELECTORS}
-    assert named == {kind.__name__ for kind in sw.FAMILIES["selectors"]}
+    assert named == {kind.__name__ for kind in sw.scheme.FAMILIES["selectors"]}

@@ -119,7 +119,7 @@ def _other_choice(others: dict[str, Any], odd: dict[str, Any]) -> str:
     model = DDP(make_model(), bucket_cap_mb=CAP)
     try:
         sw.attach(model, **(odd if dist.get_rank() == 2 else others))
-    except sw.DisagreementError as error:
+    except sw.errors.DisagreementError as error:
         return str(error)
     return "attached"
 
@@ -130,7 +130,7 @@ def _optimizer_on_one_rank() -> str:
     optimizer = sgd(model) if dist.get_rank() == 1 else None
     try:
         sw.attach(model, "TopK(0.05)", on_nonfinite="skip", optimizer=optimizer)
-    except sw.DisagreementError as error:
+    except sw.errors.DisagreementError as error:
         return str(error)
     return "attached"
 
@@ -160,7 +160,7 @@ class Renamed(nn.Module):
 def _other_names() -> str:
     try:
         sw.attach(DDP(Renamed()), "TopK(0.05)")
-    except sw.DisagreementError as error:
+    except sw.errors.DisagreementError as error:
         return str(error)
     return "attached"
 
@@ -203,7 +203,7 @@ def _one_rank_breaks(deadline: float) -> tuple[str, float]:
         def broken(*_: object) -> Any:
             raise MemoryError("no room left")
 
-        wire._pipeline.ledger.open = broken  # type: ignore[method-assign]
+        wire._session.store.open = broken  # type: ignore[method-assign]
     start = time.monotonic()
     message = ""
     try:
@@ -291,7 +291,7 @@ def _optimizer_alone(deadline: float, over: Path) -> tuple[str, str]:
     loss_of(model, dist.get_rank(), 0).backward()
     first = second = ""
     if dist.get_rank() == 0:
-        with telling(over), pytest.raises(sw.ExchangeError) as error:
+        with telling(over), pytest.raises(sw.errors.ExchangeError) as error:
             optimizer.step()
         first = str(error.value)
     else:
@@ -299,7 +299,7 @@ def _optimizer_alone(deadline: float, over: Path) -> tuple[str, str]:
     optimizer.close()
     try:
         optimizer.step()
-    except sw.ExchangeError as error:
+    except sw.errors.ExchangeError as error:
         second = str(error)
     return first, second
 
@@ -318,7 +318,7 @@ def _alone_at_attach(over: Path) -> str:
     if dist.get_rank() == 1:
         wait_for(over.exists)
         return ""
-    with telling(over), pytest.raises(sw.ExchangeError) as error:
+    with telling(over), pytest.raises(sw.errors.ExchangeError) as error:
         sw.attach(model, "TopK(0.05)", timeout=2)
     return str(error.value)
 

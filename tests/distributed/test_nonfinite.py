@@ -203,7 +203,7 @@ def _amp_units(pass_scaler: bool) -> torch.Tensor:
 def test_the_memory_follows_the_scale(two: Cluster) -> None:
     followed, ignored = two.run(_amp_units, True)[0], two.run(_amp_units, False)[0]
     model = make_model()
-    state = sw.init("TopK(0.05)", dict(model.named_parameters()))
+    state = sw.functional.init("TopK(0.05)", dict(model.named_parameters()))
     states = [state, state]
     for step in range(2):
         gradients = []
@@ -211,7 +211,7 @@ def test_the_memory_follows_the_scale(two: Cluster) -> None:
             model.zero_grad()
             loss_of(model, rank, step).backward()
             gradients.append({n: p.grad.clone() for n, p in model.named_parameters()})
-        _, states = sw.simulate(gradients, states)
+        _, states = sw.functional.simulate(gradients, states)
     expected = states[0].memory["2.weight"]["residual"]
     torch.testing.assert_close(followed, expected, rtol=0, atol=1e-7)
     assert (ignored - expected).abs().max() > 1e-4

@@ -15,7 +15,17 @@ import sparsewire as sw
 from sparsewire.groups import transport
 
 from ..cluster import Cluster
-from .training import CAP, batch, loss_of, make_model, numbers, sgd, train_ddp, train_simulated
+from .training import (
+    CAP,
+    batch,
+    buckets_of,
+    loss_of,
+    make_model,
+    numbers,
+    sgd,
+    train_ddp,
+    train_simulated,
+)
 
 SCHEMES = ("TopK(0.05)", "Scheme(RandomK(0.05), scope='global')")
 
@@ -102,7 +112,7 @@ def test_no_sync_accumulation(two: Cluster) -> None:
     real = two.run(_accumulate, SCHEMES[0], 4)
     model = make_model()
     named, optimizer = dict(model.named_parameters()), sgd(model)
-    states = [sw.init(SCHEMES[0], named) for _ in range(2)]
+    states = [sw.functional.init(SCHEMES[0], named) for _ in range(2)]
     for step in range(4):
         gradients = []
         for rank in range(2):
@@ -110,7 +120,7 @@ def test_no_sync_accumulation(two: Cluster) -> None:
             loss_of(model, rank, 2 * step).backward()
             loss_of(model, rank, 2 * step + 1).backward()
             gradients.append({n: copy.deepcopy(p.grad) for n, p in named.items()})
-        mean, states = sw.simulate(gradients, states)
+        mean, states = sw.functional.simulate(gradients, states)
         for name, parameter in named.items():
             parameter.grad = mean[name]
         optimizer.step()
@@ -184,9 +194,8 @@ def _many_buckets() -> int:
     for step in range(3):
         ddp.zero_grad()
         ddp(batch(dist.get_rank(), step)[0][:, :40]).sum().backward()
-    buckets = len(wire._pipeline._units)
     wire.detach()
-    return buckets
+    return len(buckets_of(wire))
 
 
 def test_any_number_of_buckets_on_gloo(four: Cluster) -> None:

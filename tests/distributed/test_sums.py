@@ -13,19 +13,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 import sparsewire as sw
-from sparsewire.collectives import sums
-from sparsewire.collectives.sums import (
-    IN_FLIGHT,
-    Total,
-    ordered_sum,
-    reduce_traffic,
-    sum_over_ranks,
-)
+from sparsewire import sums
+from sparsewire.counters import Counters
 from sparsewire.groups import drive
 from sparsewire.groups.distributed import DistributedGroup
 from sparsewire.groups.transport import Work
-from sparsewire.message import FINE, Context, damage_code, sealed_bytes
-from sparsewire.meter import Meter
+from sparsewire.message import FINE, Context, bytes_with_checksum, corruption_code
+from sparsewire.sums import IN_FLIGHT, Total, ordered_sum, reduce_traffic, sum_over_ranks
 from sparsewire.workspace import Workspace
 
 from ..cluster import Cluster
@@ -55,13 +49,13 @@ def add_up(
     group: DistributedGroup,
     count: int,
     dtype: torch.dtype = torch.float32,
-    meter: Meter | None = None,
+    counters: Counters | None = None,
     work: Workspace | None = None,
 ) -> Total:
     """A third of the sum of all ranks' payloads."""
     values, work = payload(group.rank, count, dtype), work or Workspace()
     routine = sum_over_ranks(values, torch.float32, CONTEXT, group.rank, group.size, work, 1 / 3)
-    return drive(routine, group, meter or Meter())
+    return drive(routine, group, counters or Counters())
 
 
 @dataclass
@@ -105,13 +99,13 @@ class Tap:
 def _sum(count: int, dtype: torch.dtype) -> tuple[Tensor, int, int, int, int]:
     with small_chunks():
         group = DistributedGroup()
-        meter = Meter()
+        counters = Counters()
         with Tap(group) as tap:
-            total = add_up(group, count, dtype, meter)
+            total = add_up(group, count, dtype, counters)
         group.close()
-        assert tap.sent == meter.bytes_sent
+        assert tap.sent == counters.bytes_sent
         foretold = reduce_traffic(count, dtype.itemsize, 4, group.size)
-        return total.values, int(total.damage), tap.sent, foretold, len(tap.arrived[0])
+        return total.values, int(total.corruption), tap.sent, foretold, len(tap.arrived[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -121,9 +115,9 @@ def test_chunks_change_no_bit_and_cost_what_was_foretold(
 ) -> None:
     parts = [payload(rank, count, dtype) for rank in range(4)]
     expected = ordered_sum(parts, torch.float32, 1 / 3)
-    for values, damage, sent, foretold, chunks in four.run(_sum, count, dtype):
+    for values, corruption, sent, foretold, chunks in four.run(_sum, count, dtype):
         assert torch.equal(values, expected)
-        assert damage == FINE
+        assert corruption == FINE
         assert sent == foretold
         assert chunks == max(1, -(-count // CHUNK))
 
@@ -136,7 +130,7 @@ def _damaged(tamper: Callable[[int, int, list[Tensor]], None]) -> int:
             total = add_up(group, 5 * CHUNK)
         assert len(tap.arrived[0]) == len(tap.arrived[1]) == 5
         group.close()
-        return int(total.damage)
+        return int(total.corruption)
 
 
 @dataclass
@@ -155,12 +149,12 @@ class Flip:
 @pytest.mark.parametrize("chunk", range(5))
 def test_damage_in_any_chunk_is_found(four: Cluster, leg: int, chunk: int) -> None:
     found = four.run(_damaged, Flip([(leg, chunk, 2)]))
-    assert found == [FINE, damage_code(2, 0), FINE, FINE]
+    assert found == [FINE, corruption_code(2, 0), FINE, FINE]
 
 
 def test_of_several_damaged_shares_that_of_the_lowest_rank_is_named(four: Cluster) -> None:
     found = four.run(_damaged, Flip([(0, 0, 3), (0, 4, 2), (1, 3, 0)]))
-    assert found[1] == damage_code(0, 0)
+    assert found[1] == corruption_code(0, 0)
 
 
 @dataclass
@@ -181,7 +175,7 @@ class Repeat:
 def test_a_chunk_in_the_place_of_another_is_damage(
     four: Cluster, leg: int, earlier: int, later: int
 ) -> None:
-    assert four.run(_damaged, Repeat(leg, earlier, later))[1] == damage_code(3, 0)
+    assert four.run(_damaged, Repeat(leg, earlier, later))[1] == corruption_code(3, 0)
 
 
 def _buffers(count: int) -> tuple[int, bool]:
@@ -198,7 +192,7 @@ def _buffers(count: int) -> tuple[int, bool]:
 
 def test_buffers_are_kept_and_hold_the_sum_and_the_chunks_under_way(four: Cluster) -> None:
     chunks = 100
-    share = sealed_bytes(4 * 8)
+    share = bytes_with_checksum(4 * 8)
     under_way = IN_FLIGHT * (4 + 4) * share  # sent and received
     expected = 4 * chunks * CHUNK + chunks * share + under_way
     assert four.run(_buffers, chunks * CHUNK) == [(expected, True)] * 4
@@ -212,7 +206,7 @@ def _left_alone(deadline: float, over: Path) -> tuple[str, int]:
         if dist.get_rank() == 1:
             wait_for(over.exists)
             return "", 0
-        with telling(over), pytest.raises(sw.ExchangeError) as error:
+        with telling(over), pytest.raises(sw.errors.ExchangeError) as error:
             add_up(group, 5 * CHUNK, work=work)
         return str(error.value), len(work.buffers)
 

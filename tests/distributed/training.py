@@ -55,6 +55,11 @@ def digest(model: nn.Module) -> str:
     return hashlib.sha256(numbers(model).numpy().tobytes()).hexdigest()
 
 
+def buckets_of(wire: sw.SparseHookState) -> list[tuple[str, ...]]:
+    """The parameters of each bucket that was exchanged last."""
+    return [names for _, names in wire._session._exchanges.values()]
+
+
 def train_ddp(
     scheme: str | None,
     steps: int = 20,
@@ -84,14 +89,14 @@ def train_simulated(
     model = make_model()
     optimizer = sgd(model, momentum=momentum)
     named = dict(model.named_parameters())
-    states = [sw.init(scheme, named) for _ in range(world)]
+    states = [sw.functional.init(scheme, named) for _ in range(world)]
     for step in range(steps):
         gradients = []
         for rank in range(world):
             model.zero_grad()
             loss_of(model, rank, step).backward()
             gradients.append({name: copy.deepcopy(p.grad) for name, p in named.items()})
-        mean, states = sw.simulate(gradients, states)
+        mean, states = sw.functional.simulate(gradients, states)
         for name, parameter in named.items():
             parameter.grad = mean[name]
         optimizer.step()

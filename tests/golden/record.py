@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -18,12 +19,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import sparsewire as sw
-from sparsewire.groups import transport
-from sparsewire.message import _LAYOUT, DIGEST_BYTES, HEADER_BYTES, MAGIC, VERDICT_BYTES
+from sparsewire.message import _LAYOUT, CHECKSUM_BYTES, HEADER_BYTES, MAGIC, STATUS_BYTES
+from sparsewire.requests import Request
 
 SHAPES = {"w": (48, 40), "conv": (16, 8, 3, 3), "small": (5, 6), "b": (48,), "one": (1,)}
 STEPS = 4
 WORKERS = 3
+_KINDS = {"all_gather": "gather", "all_to_all": "deliver", "broadcast": "show"}  # in the corpus
 Record = dict[str, Any]
 
 
@@ -56,15 +58,15 @@ def _residuals(memory: Mapping[str, Mapping[str, Tensor]]) -> dict[str, str]:
 
 def trajectory(text: str) -> Record:
     """Means and memories of every step, with simulated workers."""
-    states = [sw.init(text, gradients(0, 0)) for _ in range(WORKERS)]
+    states = [sw.functional.init(text, gradients(0, 0)) for _ in range(WORKERS)]
     record: Record = {"means": [], "memories": [], "bytes": []}
     before = 0
     for step in range(STEPS):
         made = [gradients(rank, step) for rank in range(WORKERS)]
-        mean, states = sw.simulate(made, states)
+        mean, states = sw.functional.simulate(made, states)
         record["means"].append(fingerprint(*(mean[name] for name in SHAPES)))
         record["memories"].append([_residuals(state.memory) for state in states])
-        sent = states[0].meter.bytes_sent
+        sent = states[0].counters.bytes_sent
         record["bytes"].append(sent - before)
         before = sent
     return record
@@ -72,11 +74,11 @@ def trajectory(text: str) -> Record:
 
 def messages(text: str) -> list[list[Any]]:
     """What this rank sends, exchange by exchange, over a real group."""
-    group = sw.DistributedGroup()
-    state = sw.init(text, gradients(0, 0))
+    group = sw.groups.DistributedGroup()
+    state = sw.functional.init(text, gradients(0, 0))
     with _tapped() as sent:
         for step in range(STEPS):
-            _, state = sw.exchange(gradients(group.rank, step), state, group)
+            _, state = sw.functional.exchange(gradients(group.rank, step), state, group)
     group.close()
     return sent
 
@@ -92,10 +94,10 @@ class _Exact(nn.Module):
         return torch.stack([(self.parts[n] * g).sum() for n, g in wanted.items()]).sum()
 
 
-def buckets(text: str, within: int | None) -> Record:
+def buckets(text: str, intra_node: int | None) -> Record:
     """What this rank sends from DDP's buckets, the gradients it ends with, and its checkpoint."""
     model = DDP(_Exact(), bucket_cap_mb=0.004)
-    wire = sw.attach(model, text, within=within)
+    wire = sw.attach(model, text, intra_node=intra_node)
     means = []
     with _tapped() as sent:
         for step in range(STEPS):
@@ -111,40 +113,29 @@ def buckets(text: str, within: int | None) -> Record:
 
 @contextmanager
 def _tapped() -> Iterator[list[list[Any]]]:
-    """Write down what goes to the other ranks: how, and each row's size and content."""
+    """Write down what goes to other machines: how, and each row's size and content."""
     sent: list[list[Any]] = []
-    kinds = ("gather", "deliver", "show")
-    plain = {kind: getattr(transport.Transport, kind) for kind in kinds}
+    plain = sw.groups.DistributedGroup.start
 
-    def tap(kind: str) -> Any:
-        def carry(self: Any, *arguments: Any) -> Any:
-            if kind == "show":
-                payload, root = arguments
-                own = root == self._rank
-                sent.append([kind, payload.numel(), _content(payload) if own else "from another"])
-            else:
-                rows = arguments[1] if kind == "deliver" else arguments[1].view(1, -1)
-                sent.append([kind, rows.shape[1], *(_content(row) for row in rows)])
-            return plain[kind](self, *arguments)
+    def start(group: sw.groups.DistributedGroup, request: Request) -> Any:
+        if request.group != "intra_node":
+            rows = request.payload.view(-1, request.payload.shape[-1])
+            own = request.op != "broadcast" or request.root == group.rank
+            contents = map(_content, rows) if own else ["from another"]
+            sent.append([_KINDS[request.op], rows.shape[1], *contents])
+        return plain(group, request)
 
-        return carry
-
-    for kind in kinds:
-        setattr(transport.Transport, kind, tap(kind))
-    try:
+    with mock.patch.object(sw.groups.DistributedGroup, "start", start):
         yield sent
-    finally:
-        for kind in kinds:
-            setattr(transport.Transport, kind, plain[kind])
 
 
 def _content(row: Tensor) -> str:
     """A message without its digest; of headers and verdicts the numbers that outlive versions."""
     data = row.cpu().numpy().tobytes()
-    verdicts, rest = divmod(len(data), VERDICT_BYTES)
+    verdicts, rest = divmod(len(data), STATUS_BYTES)
     if not rest and data.startswith(b"\xff" * 16):
         return f"{verdicts} times nothing wrong"
     if len(data) == HEADER_BYTES and data.startswith(MAGIC):
         _, _, _, rank, _, step, bucket, _, _, length = _LAYOUT.unpack(data[: _LAYOUT.size])
         return f"header: rank {rank}, step {step}, bucket {bucket}, length {length}"
-    return hashlib.sha256(data[:-DIGEST_BYTES]).hexdigest()[:16]
+    return hashlib.sha256(data[:-CHECKSUM_BYTES]).hexdigest()[:16]

@@ -17,7 +17,7 @@ SCHEMES = {
     # every scope, and what is sent densely
     "top_k_global": "Scheme(TopK(0.05), scope='global')",
     "top_k_chunks": "Scheme(TopK(0.05), scope=100)",
-    "top_k_nothing_whole": "Scheme(TopK(0.05), whole=None)",
+    "top_k_nothing_whole": "Scheme(TopK(0.05), dense_below=0, dense_1d=False)",
     "threshold_global": "Scheme(Threshold(0.05, sample=500), scope='global')",
     "random_k_chunks": "Scheme(RandomK(0.05), scope=100)",
     "union_top_k_global": "Scheme(UnionTopK(0.05), scope='global')",

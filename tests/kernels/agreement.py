@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sparsewire import randomness
-from sparsewire.kernels import Kernels, Taken, reference
+from sparsewire.kernels import Kernels, Selection, reference
 from sparsewire.segments import Scope, Segments
 from sparsewire.selectors import TopBlock
 from sparsewire.shards import Shards
@@ -25,7 +25,7 @@ HALVES = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Share:
-    """A share of every piece, with some room beyond it."""
+    """A share of every segment, with some room beyond it."""
 
     ratio: float
     slack: float = 0.0
@@ -33,19 +33,19 @@ class Share:
     def entries(self, length: int) -> int:
         return min(length, max(1, math.ceil(self.ratio * length)))
 
-    def room(self, length: int) -> int:
+    def capacity(self, length: int) -> int:
         return min(length, math.ceil(self.entries(length) * (1 + self.slack)))
 
 
-def cut(
+def partition(
     shapes: Sequence[tuple[int, ...]],
     ratio: float,
     scope: Scope = "layer",
-    whole: int | None = None,
+    dense_below: int = 0,
     slack: float = 0.0,
 ) -> Segments:
     named = {f"p{n}": shape for n, shape in enumerate(shapes)}
-    return Segments.cut(named, Share(ratio, slack), scope, whole)
+    return Segments.partition(named, Share(ratio, slack), scope, dense_below, dense_below > 0)
 
 
 def layouts(size: int, slack: float = 0.0) -> dict[str, Segments]:
@@ -53,20 +53,22 @@ def layouts(size: int, slack: float = 0.0) -> dict[str, Segments]:
     side = max(2, math.isqrt(size // 3))
     layers = [(side, side), (side,), (7,), (side + 1, side), (1, 1), (side, 3), (5,)]
     return {
-        "one piece": cut([(size + 1,)], 0.01, "global", slack=slack),
-        "dense half": cut([(size // 2 + 3,)], 0.5, slack=slack),
-        "nearly all": cut([(size // 2 + 1,), (9,)], 0.9, slack=slack),
-        "layers, whole between": cut(layers, 0.02, whole=16, slack=slack),
-        "layers, all sparse": cut(layers, 0.1, slack=slack),
-        "global, whole behind": cut(layers, 0.02, "global", whole=16, slack=slack),
-        "global over many spans": cut(layers, 0.01, "global", slack=slack),
-        "chunks": cut([(size // 2 + 1,), (3, 70), (64,)], 0.03, 97, slack=slack),
-        "tiny pieces": cut([(3,), (2,), (5,)] * (size // 40 + 1), 0.3, slack=slack),
-        "one element each": cut([(1,)] * 5, 0.5, slack=slack),
-        "whole only": cut([(size // 4 + 1,), (3, 5)], 1.0, slack=slack),
-        "empty spans": cut([(0,), (side, side), (0, 3), (6,), (0,)], 0.05, whole=8, slack=slack),
-        "nothing but empty": cut([(0,), (0, 2)], 0.1, slack=slack),
-        "nothing": cut([], 0.1, slack=slack),
+        "one segment": partition([(size + 1,)], 0.01, "global", slack=slack),
+        "dense half": partition([(size // 2 + 3,)], 0.5, slack=slack),
+        "nearly all": partition([(size // 2 + 1,), (9,)], 0.9, slack=slack),
+        "layers, dense between": partition(layers, 0.02, dense_below=16, slack=slack),
+        "layers, all sparse": partition(layers, 0.1, slack=slack),
+        "global, dense behind": partition(layers, 0.02, "global", dense_below=16, slack=slack),
+        "global over many spans": partition(layers, 0.01, "global", slack=slack),
+        "chunks": partition([(size // 2 + 1,), (3, 70), (64,)], 0.03, 97, slack=slack),
+        "tiny segments": partition([(3,), (2,), (5,)] * (size // 40 + 1), 0.3, slack=slack),
+        "one element each": partition([(1,)] * 5, 0.5, slack=slack),
+        "dense only": partition([(size // 4 + 1,), (3, 5)], 1.0, slack=slack),
+        "empty spans": partition(
+            [(0,), (side, side), (0, 3), (6,), (0,)], 0.05, dense_below=8, slack=slack
+        ),
+        "nothing but empty": partition([(0,), (0, 2)], 0.1, slack=slack),
+        "nothing": partition([], 0.1, slack=slack),
     }
 
 
@@ -148,19 +150,19 @@ def same(expected: Tensor, got: Tensor, what: str) -> None:
 def same_squares(addend: Tensor, got: Tensor, segments: Segments, what: str) -> None:
     """About the sum of squares of every span, where float32 can hold it."""
     assert got.dtype == torch.float64
-    assert got.shape == (len(segments.spans),)
+    assert got.shape == (len(segments.params),)
     exact = addend.double().square()
-    for number, span in enumerate(segments.spans):
-        expected, value = float(exact[span.start : span.stop].sum()), float(got[number])
+    for number, param in enumerate(segments.params):
+        expected, value = float(exact[param.start : param.stop].sum()), float(got[number])
         if not math.isfinite(expected):
             assert not math.isfinite(value), what
         elif expected < 1e37:
-            assert math.isclose(value, expected, rel_tol=1e-4, abs_tol=1e-37 * span.length), what
+            assert math.isclose(value, expected, rel_tol=1e-4, abs_tol=1e-37 * param.length), what
 
 
 @dataclass
 class Pair:
-    """One ledger with the kernels under test and one with the reference, step after step.
+    """One residual with the kernels under test and one with the reference, step after step.
 
     All results are kept and compared at the end: a later step must not overwrite an earlier one's.
     """
@@ -175,10 +177,10 @@ class Pair:
         size = self.segments.size
         self._theirs = [torch.zeros(size + 1, device=self.device) for _ in range(2)]
         self._ours = [torch.zeros(size + 1) for _ in range(2)]
-        self._seen: list[tuple[Taken, Taken, Tensor, Tensor, Tensor]] = []
+        self._seen: list[tuple[Selection, Selection, Tensor, Tensor, Tensor]] = []
 
     def step(
-        self, addend: Tensor, call: Callable[[Kernels, Tensor | None, Tensor, Tensor], Taken]
+        self, addend: Tensor, call: Callable[[Kernels, Tensor | None, Tensor, Tensor], Selection]
     ) -> None:
         there = addend.to(self.device)
         kept = self._theirs[0].clone()
@@ -196,12 +198,12 @@ class Pair:
             same(ours.indices, theirs.indices, f"{what}: indices")
             same(ours.values, theirs.values, f"{what}: values")
             same(our_after, their_after, f"{what}: after")
-            same(ours.unsound, theirs.unsound, f"{what}: unsound")
+            same(ours.non_finite, theirs.non_finite, f"{what}: non-finite")
             assert int(ours.count) == int(theirs.count), f"{what}: count"
             same_squares(addend, theirs.squares, self.segments, f"{what}: squares")
 
 
-Call = Callable[[Kernels, Tensor | None, Tensor, Tensor, Segments, int], Taken]
+Call = Callable[[Kernels, Tensor | None, Tensor, Tensor, Segments, int], Selection]
 
 
 def compare_withdrawals(
@@ -235,7 +237,7 @@ def compare_withdrawals(
 
 
 def _step(pair: Pair, addend: Tensor, call: Call, number: int) -> None:
-    def on(kernels: Kernels, before: Tensor | None, addend: Tensor, after: Tensor) -> Taken:
+    def on(kernels: Kernels, before: Tensor | None, addend: Tensor, after: Tensor) -> Selection:
         return call(kernels, before, addend, after, pair.segments, number)
 
     pair.step(addend, on)
@@ -247,7 +249,7 @@ def check_top_k(kernels: Kernels, device: torch.device, size: int) -> None:
 
 def _top_k(
     kernels: Kernels, before: Tensor | None, addend: Tensor, after: Tensor, cut: Segments, _: int
-) -> Taken:
+) -> Selection:
     return kernels.top_k(before, addend, after, cut)
 
 
@@ -270,7 +272,7 @@ def check_small_samples(kernels: Kernels, device: torch.device, size: int) -> No
                     segments: Segments = segments,
                     sample: int = sample,
                     key: int = key,
-                ) -> Taken:
+                ) -> Selection:
                     return kernels.over_threshold(before, addend, after, segments, sample, key)
 
                 pair.step(normal(segments.size, key), call)
@@ -279,7 +281,7 @@ def check_small_samples(kernels: Kernels, device: torch.device, size: int) -> No
 
 def _over_threshold(
     kernels: Kernels, before: Tensor | None, addend: Tensor, after: Tensor, cut: Segments, key: int
-) -> Taken:
+) -> Selection:
     return kernels.over_threshold(before, addend, after, cut, max(10, cut.size // 10), key)
 
 
@@ -289,14 +291,14 @@ def check_chosen(kernels: Kernels, device: torch.device, size: int) -> None:
 
 def _randomly_chosen(
     kernels: Kernels, before: Tensor | None, addend: Tensor, after: Tensor, cut: Segments, key: int
-) -> Taken:
+) -> Selection:
     draw = kernels.random_k if key % 2 else kernels.block_random_k
     return kernels.chosen(before, addend, after, cut, draw(cut, key, after.device))
 
 
 def check_chosen_nowhere(kernels: Kernels, device: torch.device, size: int) -> None:
     """Unused slots and no slots at all."""
-    segments = cut([(size, 2), (5,)], 0.01, whole=10)
+    segments = partition([(size, 2), (5,)], 0.01, dense_below=10)
     for places in ([0, 3, segments.size, segments.size], [], [2 * size - 1]):
         indices = torch.tensor(places, dtype=torch.int64)
         pair = Pair(kernels, device, segments, f"chosen {places}")
@@ -307,7 +309,7 @@ def check_chosen_nowhere(kernels: Kernels, device: torch.device, size: int) -> N
             addend: Tensor,
             after: Tensor,
             indices: Tensor = indices,
-        ) -> Taken:
+        ) -> Selection:
             return kernels.chosen(before, addend, after, segments, indices.to(after.device))
 
         for seed in range(2):
@@ -340,7 +342,7 @@ def messages(segments: Segments, count: int, seed: int = 0) -> list[tuple[Tensor
         unused = indices.numel() // 5 if rank % 2 else 0
         if unused:
             indices[-unused:] = segments.size
-        values = normal(indices.numel() + segments.whole_size, seed + rank)
+        values = normal(indices.numel() + segments.dense_size, seed + rank)
         values[::7] = -0.0
         values[indices.numel() - unused : indices.numel()] = 5.0
         made.append((indices, values))
@@ -355,11 +357,14 @@ def block_layouts(size: int) -> dict[str, tuple[Segments, int]]:
         side = max(2, math.isqrt(size // 3))
         layers = [(side, side), (side,), (7,), (side + 1, side), (1, 1), (side, 3), (0,), (5,)]
         named = {f"p{n}": shape for n, shape in enumerate(layers)}
-        for scope, whole in (("layer", 16), ("layer", None), ("global", 16), (2 * block + 1, 4)):
-            segments = Segments.cut(named, selector, scope, whole)  # type: ignore[arg-type]
-            found[f"{block}, {scope}, {whole}"] = segments, block
-        found[f"{block}, no rest"] = Segments.cut({"x": (20 * block,)}, selector, whole=None), block
-        found[f"{block}, nothing"] = Segments.cut({}, selector), block
+        for scope, below in (("layer", 16), ("layer", 0), ("global", 16), (2 * block + 1, 4)):
+            segments = Segments.partition(named, selector, scope, below, below > 0)  # type: ignore[arg-type]
+            found[f"{block}, {scope}, {below}"] = segments, block
+        found[f"{block}, no rest"] = (
+            Segments.partition({"x": (20 * block,)}, selector, dense_below=0, dense_1d=False),
+            block,
+        )
+        found[f"{block}, nothing"] = Segments.partition({}, selector), block
     return found
 
 
@@ -474,7 +479,7 @@ def check_ascending(kernels: Kernels, device: torch.device, size: int) -> None:
     """What is written and read back, and read of bytes that nobody wrote."""
     generator = torch.Generator().manual_seed(0)
     for where, segments in layouts(size).items():
-        if not segments.room:
+        if not segments.capacity:
             continue
         for width in (0, 1, 6, 8, 9, 17):
             case = f"{where}, width {width}"
@@ -515,8 +520,8 @@ def check_digest(kernels: Kernels, device: torch.device, size: int) -> None:
         data = torch.randint(0, 256, (length,), dtype=torch.uint8, generator=generator)
         for key in KEYS:
             same(
-                reference.digest(data, key),
-                kernels.digest(data.to(device), key),
+                reference.checksum(data, key),
+                kernels.checksum(data.to(device), key),
                 f"{length} bytes, key {key}",
             )
 
@@ -551,8 +556,8 @@ def check_inspect(kernels: Kernels, device: torch.device, size: int) -> None:
     bodies = torch.randint(0, 256, (5, 8 * size + 8), dtype=torch.uint8, generator=generator)
     messages, entries = [], []
     for number, body in enumerate(bodies):
-        digest = reference.digest(body[:-8], randomness.join(7, number + 2))
-        body[-8:] = digest.view(1).view(torch.uint8)
+        checksum = reference.checksum(body[:-8], randomness.join(7, number + 2))
+        body[-8:] = checksum.view(1).view(torch.uint8)
         messages.append(body)
         entries.append((torch.arange(0, 2 * size, 2), values.clone()))
     messages[1][size // 2] ^= 4
@@ -583,11 +588,11 @@ WITHDRAWALS: tuple[Check, ...] = (
 
 def check_deal(kernels: Kernels, device: torch.device, size: int) -> None:
     for segments in layouts(size, slack=0.25).values():
-        for world, clustered in ((1, False), (3, False), (8, True)):
-            shards = Shards(segments, world, clustered=clustered)
-            hits = [torch.arange(p.start, p.stop)[: p.count] for p in segments.pieces]
+        for world_size, clustered in ((1, False), (3, False), (8, True)):
+            shards = Shards(segments, world_size, clustered=clustered)
+            hits = [torch.arange(p.start, p.stop)[: p.count] for p in segments.sparse]
             spread = reference.random_k(segments, 5, torch.device("cpu"))
-            filled = torch.full((segments.room - spread.numel(),), segments.size)
+            filled = torch.full((segments.capacity - spread.numel(),), segments.size)
             for indices in (torch.cat([*hits, spread[:0]]), torch.cat([spread, filled])):
                 wanted = reference.deal(indices, shards)
                 found = kernels.deal(indices.to(device), shards)

@@ -16,7 +16,7 @@ from . import agreement
 
 pytest.importorskip("numba")
 from sparsewire.kernels import cpu as module
-from sparsewire.kernels.cpu import jit, sums, withdraw
+from sparsewire.kernels.cpu import extract, jit, sums
 
 cpu: Kernels = module
 CPU = torch.device("cpu")
@@ -45,7 +45,7 @@ def test_agreement(check: agreement.Check) -> None:
 def test_agreement_of_threads_past_the_cache(
     check: agreement.Check, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(withdraw, "LARGE", 0)
+    monkeypatch.setattr(extract, "LARGE", 0)
     check(cpu, CPU, 300)
 
 
@@ -67,10 +67,10 @@ def test_agreement_of_threads_when_adding_up(
 def test_many_tiles(
     scope: agreement.Scope, past_cache: bool, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pieces of several tiles, cut between threads, with candidates beyond their room."""
+    """Segments of several tiles, cut between threads, with candidates beyond their room."""
     if past_cache:
-        monkeypatch.setattr(withdraw, "LARGE", 0)
-    segments = agreement.cut([(150, 333), (11,), (70_001, 1)], 0.01, scope, 100, slack=0.25)
+        monkeypatch.setattr(extract, "LARGE", 0)
+    segments = agreement.partition([(150, 333), (11,), (70_001, 1)], 0.01, scope, 100, slack=0.25)
     courses = agreement.courses(segments.size)
     for name in ("a thousand times smaller", "to and fro", "through ties"):
         exact = agreement.Pair(cpu, CPU, segments, f"top_k, {name}")
@@ -89,7 +89,7 @@ def test_any_small_row(data: st.DataObject) -> None:
     rows = data.draw(st.lists(st.lists(numbers, min_size=30, max_size=30), min_size=1, max_size=4))
     scope = data.draw(st.sampled_from(["layer", "global", 7]))
     ratio = data.draw(st.sampled_from([0.05, 0.3, 0.8]))
-    segments = agreement.cut([(4, 5), (3,), (7, 1)], ratio, scope, 4, slack=0.25)
+    segments = agreement.partition([(4, 5), (3,), (7, 1)], ratio, scope, 4, slack=0.25)
     key = data.draw(st.integers(0, 2**64 - 1))
     for call in (
         lambda k, b, x, a: k.top_k(b, x, a, segments),
@@ -113,11 +113,11 @@ def test_any_bytes(content: bytes, count: int, width: int) -> None:
     with pytest.raises(ValueError, match="too few"):
         cpu.unpack(data, fits + 1, width)
     if fits:
-        segments = agreement.cut([(4 * fits,)], 0.25)
+        segments = agreement.partition([(4 * fits,)], 0.25)
         ours, theirs = (k.read_ascending(data, width, segments) for k in (reference, cpu))
         assert torch.equal(ours, theirs)
     with pytest.raises(ValueError, match="too few"):
-        cpu.read_ascending(data, width, agreement.cut([(4 * fits + 4,)], 0.25))
+        cpu.read_ascending(data, width, agreement.partition([(4 * fits + 4,)], 0.25))
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=30), st.integers(1, 40))
@@ -132,11 +132,11 @@ def test_any_integers(numbers: list[int], width: int) -> None:
 @FEW
 def test_any_indices_are_added_up_inside_the_gradient(numbers: list[int]) -> None:
     """Indices are checked before; still, wrong ones must not write elsewhere."""
-    segments = agreement.cut([(50,), (3,)], 0.5, whole=4)
+    segments = agreement.partition([(50,), (3,)], 0.5, dense_below=4)
     guarded = torch.zeros(segments.size + 200)
     flat = guarded[100 : 100 + segments.size]
     indices = torch.tensor(numbers, dtype=torch.int64)
-    values = torch.ones(len(numbers) + segments.whole_size)
+    values = torch.ones(len(numbers) + segments.dense_size)
     cpu.add_up(flat, [(indices, values)], 1.0, segments)
     cpu.put_back(flat, indices, values, segments)
     assert not guarded[:100].any()
@@ -157,7 +157,7 @@ class TestScratch:
             before, after = after, before
 
     def test_predictor_counts_hits_and_misses(self) -> None:
-        segments = agreement.cut([(90, 100), (100, 90)], 0.01)
+        segments = agreement.partition([(90, 100), (100, 90)], 0.01)
         rows = [agreement.normal(segments.size, seed) for seed in range(3)]
         self.run(segments, "top_k", [*rows, -1000 * rows[0], 1000 * rows[0]])
         seen = segments.scratch["predictor"]
@@ -165,16 +165,16 @@ class TestScratch:
         assert seen["hits"] >= 4
 
     def test_first_floor_is_no_prediction(self) -> None:
-        segments = agreement.cut([(90, 100)], 0.01)
+        segments = agreement.partition([(90, 100)], 0.01)
         self.run(segments, "top_k", [agreement.normal(segments.size)])
         assert segments.scratch["predictor"] == {"hits": 0, "misses": 0}
 
 
 def test_other_numbers_are_left_to_the_reference() -> None:
-    segments = agreement.cut([(40, 5)], 0.1)
+    segments = agreement.partition([(40, 5)], 0.1)
     addend = agreement.normal(segments.size).double()
     after = torch.zeros(segments.size + 1, dtype=torch.float64)
-    taken = cpu.top_k(None, addend, after, segments)
-    assert taken.values.dtype == torch.float64
+    selection = cpu.top_k(None, addend, after, segments)
+    assert selection.values.dtype == torch.float64
     expected = reference.top_k(None, addend, torch.zeros_like(after), segments)
-    assert torch.equal(taken.indices, expected.indices)
+    assert torch.equal(selection.indices, expected.indices)

@@ -130,24 +130,24 @@ def cuda() -> ModuleType:
 def compiler(cuda: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Compiler:
     compiler = Compiler()
     monkeypatch.setattr("sparsewire.kernels.cuda.launch.again", compiler)
-    monkeypatch.setattr("sparsewire.kernels.cuda.withdraw.again", compiler)
+    monkeypatch.setattr("sparsewire.kernels.cuda.extract.again", compiler)
     return compiler
 
 
 def test_no_thread_clears_what_another_one_reads(cuda: ModuleType, compiler: Compiler) -> None:
-    segments = Segments.cut({"a": (300, 1000), "b": (20,)}, TopK(0.01))
+    segments = Segments.partition({"a": (300, 1000), "b": (20,)}, TopK(0.01))
     before, addend, after = (torch.zeros(segments.size + 1) for _ in range(3))
     addend = addend[:-1].clone()
     cuda.top_k(before, addend, after, segments)
     cuda.over_threshold(before, addend, after, segments, 100_000, 1)
     indices = cuda.random_k(segments, 1, torch.device("cpu"))
-    taken = cuda.chosen(before, addend, after, segments, indices)
-    cuda.put_back(after, indices, taken.values, segments)
+    selection = cuda.chosen(before, addend, after, segments, indices)
+    cuda.put_back(after, indices, selection.values, segments)
     cuda.block_norms(before, addend, segments, 128)
     cuda.block_norms(None, addend, segments, 100)
     assert {name.partition("(")[0] for name in compiler.code} >= {
         "rank",
-        "withdraw",
+        "extract",
         "rank_sample",
         "gather",
         "put_entries",

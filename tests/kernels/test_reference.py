@@ -19,13 +19,13 @@ from ..laws.cases import LAWFUL, alone
 few_values = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, -3.0, 1e-40])
 
 
-def top_by_sorting(ledger: Tensor, segments: Segments) -> list[int]:
+def top_by_sorting(residual: Tensor, segments: Segments) -> list[int]:
     """Largest magnitudes first, equal ones from the lowest position up."""
     chosen: list[int] = []
-    for piece in segments.pieces:
-        places = range(piece.start, piece.start + piece.length)
-        best = sorted(places, key=lambda place: (-abs(float(ledger[place])), place))
-        chosen += sorted(best[: piece.count])
+    for segment in segments.sparse:
+        places = range(segment.start, segment.start + segment.length)
+        best = sorted(places, key=lambda place: (-abs(float(residual[place])), place))
+        chosen += sorted(best[: segment.count])
     return chosen
 
 
@@ -46,8 +46,8 @@ def top_k(values: Tensor, segments: Segments) -> Tensor:
 @LAWFUL
 def test_top_k_is_what_sorting_says(row: list[float], count: int, scope: Any) -> None:
     segments = alone(sw.TopK(count=count), len(row), scope)
-    ledger = with_spare_slot(torch.tensor(row, dtype=torch.float32))
-    assert top_k(ledger[:-1], segments).tolist() == top_by_sorting(ledger, segments)
+    residual = with_spare_slot(torch.tensor(row, dtype=torch.float32))
+    assert top_k(residual[:-1], segments).tolist() == top_by_sorting(residual, segments)
 
 
 def hard_for_a_sample(length: int) -> dict[str, Tensor]:
@@ -81,16 +81,16 @@ def test_top_k_of_long_pieces_is_exact_whatever_a_sample_says(name: str, length:
 
 
 def cut(shapes: dict[str, tuple[int, ...]]) -> Segments:
-    """Matrices send one coordinate each, vectors travel whole."""
-    return Segments.cut(shapes, sw.TopK(count=1), whole=2)
+    """Matrices send one coordinate each, vectors are sent densely."""
+    return Segments.partition(shapes, sw.TopK(count=1), dense_below=2)
 
 
 def test_deposit_leaves_before_alone() -> None:
     segments = cut({"w": (1, 3)})
     before, after = torch.tensor([1.0, 2.0, 3.0, 0.0]), torch.full((4,), 9.0)
-    taken = kernels.top_k(before, torch.tensor([10.0, 20.0, 30.0]), after, segments)
+    selection = kernels.top_k(before, torch.tensor([10.0, 20.0, 30.0]), after, segments)
     assert before.tolist() == [1, 2, 3, 0]
-    assert (taken.indices.tolist(), taken.values.tolist()) == ([2], [33])
+    assert (selection.indices.tolist(), selection.values.tolist()) == ([2], [33])
     assert after.tolist() == [11, 22, 0, 9]  # the spare slot is not written
 
 
@@ -105,28 +105,28 @@ def test_deposit_without_memory_copies() -> None:
 def test_whole_pieces_follow_what_is_chosen_and_are_emptied() -> None:
     segments = cut({"a": (1,), "w": (1, 2), "b": (2,)})
     after = torch.zeros(6)
-    taken = kernels.top_k(None, torch.arange(5.0) + 1, after, segments)
-    assert (taken.indices.tolist(), taken.values.tolist()) == ([2], [3, 1, 4, 5])
+    selection = kernels.top_k(None, torch.arange(5.0) + 1, after, segments)
+    assert (selection.indices.tolist(), selection.values.tolist()) == ([2], [3, 1, 4, 5])
     assert after.tolist() == [0, 2, 0, 0, 0, 0]
-    assert taken.squares.tolist() == pytest.approx([1, 13, 41])
-    assert taken.unsound == -1
+    assert selection.squares.tolist() == pytest.approx([1, 13, 41])
+    assert selection.non_finite == -1
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_first_span_that_is_not_finite_is_named(bad: float) -> None:
     segments = cut({"a": (1,), "w": (1, 2), "b": (2,)})
-    for place, span in ((0, 0), (1, 1), (4, 2)):
+    for place, param in ((0, 0), (1, 1), (4, 2)):
         values = torch.ones(5)
         values[place:] = bad
-        assert kernels.top_k(None, values, torch.zeros(6), segments).unsound == span
+        assert kernels.top_k(None, values, torch.zeros(6), segments).non_finite == param
 
 
 def test_sums_that_overflow_are_not_finite() -> None:
     segments = cut({"a": (1,), "b": (1,)})
     most = torch.tensor([1.0, 3e38])
     empty = torch.empty(0, dtype=torch.int64)
-    taken = kernels.chosen(with_spare_slot(most), most, torch.zeros(3), segments, empty)
-    assert taken.unsound == 1
+    selection = kernels.chosen(with_spare_slot(most), most, torch.zeros(3), segments, empty)
+    assert selection.non_finite == 1
 
 
 def test_messages_are_added_up_where_they_belong() -> None:
@@ -143,11 +143,11 @@ def test_messages_are_added_up_where_they_belong() -> None:
 
 def test_errors_are_put_back_and_the_spare_slot_stays_empty() -> None:
     segments = cut({"b": (1,), "w": (1, 2)})
-    ledger = torch.tensor([0.0, 5.0, 0.0, 0.0])
-    kernels.put_back(ledger, torch.tensor([2]), torch.tensor([0.5, 0.25]), segments)
-    assert ledger.tolist() == [0.25, 5, 0.5, 0]
-    kernels.put_back(ledger, torch.tensor([3]), torch.tensor([9.0, 0]), segments)
-    assert ledger.tolist() == [0.25, 5, 0.5, 0]
+    residual = torch.tensor([0.0, 5.0, 0.0, 0.0])
+    kernels.put_back(residual, torch.tensor([2]), torch.tensor([0.5, 0.25]), segments)
+    assert residual.tolist() == [0.25, 5, 0.5, 0]
+    kernels.put_back(residual, torch.tensor([3]), torch.tensor([9.0, 0]), segments)
+    assert residual.tolist() == [0.25, 5, 0.5, 0]
 
 
 class TestThreshold:
@@ -158,8 +158,8 @@ class TestThreshold:
         numbers = torch.tensor(values)
         segments = alone(selector, len(values))
         after = torch.zeros(len(values) + 1)
-        taken = kernels.over_threshold(None, numbers, after, segments, selector.sample, key)
-        return taken.indices.tolist()
+        selection = kernels.over_threshold(None, numbers, after, segments, selector.sample, key)
+        return selection.indices.tolist()
 
     def test_whole_sample_finds_the_largest(self) -> None:
         values = [float((7 * i) % 20) for i in range(20)]
@@ -206,8 +206,8 @@ def test_pieces_side_by_side_give_what_they_give_alone() -> None:
     values = torch.randn(107, generator=torch.Generator().manual_seed(0))
     segments = alone(sw.TopK(0.1), 107, 20)
     assert [(rows, length) for _, rows, length, _ in segments.grids] == [(5, 20), (1, 7)]
-    ledger = with_spare_slot(values)
-    assert top_k(values, segments).tolist() == top_by_sorting(ledger, segments)
+    residual = with_spare_slot(values)
+    assert top_k(values, segments).tolist() == top_by_sorting(residual, segments)
 
 
 def test_nothing_to_select_from() -> None:

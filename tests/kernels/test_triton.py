@@ -40,10 +40,10 @@ def cuda() -> ModuleType:
 
 @pytest.fixture
 def small_tiles(cuda: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several tiles and groups even in small pieces."""
+    """Several tiles and groups even in small segments."""
     monkeypatch.setattr("sparsewire.kernels.cuda.plan.TILE", 128)
     monkeypatch.setattr("sparsewire.kernels.cuda.plan.GROUP", 2)
-    for module in ("withdraw", "sums"):
+    for module in ("extract", "sums"):
         monkeypatch.setattr(f"sparsewire.kernels.cuda.{module}.LANES", 16)
 
 
@@ -115,7 +115,7 @@ def test_the_taps_of_a_convolution_do_not_mislead_a_guess(cuda: Kernels) -> None
 
     taps = torch.tensor([1, 2, 1, 2, 4, 2, 1, 2, 1.0])
     for sizes in (taps, 1 / taps):
-        segments = agree.cut([(64, 64, 3, 3)], 0.01)
+        segments = agree.partition([(64, 64, 3, 3)], 0.01)
         pair = agree.Pair(cuda, DEVICE, segments, "convolution")
         agree._step(pair, (agree.normal(36864).view(-1, 9) * sizes).view(-1), agree._top_k, 0)
         pair.compare()
@@ -125,11 +125,11 @@ def test_the_taps_of_a_convolution_do_not_mislead_a_guess(cuda: Kernels) -> None
 ROWS = ("normal", "zeros", "ties at the edge", "NaNs", "denormals and zeros", "heavy tail")
 COURSES = ("to and fro", "begins with nothing", "through ties", "through infinity")
 WHERE = (
-    "one piece",
+    "one segment",
     "nearly all",
-    "layers, whole between",
+    "layers, dense between",
     "global over many spans",
-    "whole only",
+    "dense only",
     "empty spans",
     "nothing",
 )
@@ -172,7 +172,7 @@ def test_norms_of_blocks_agree_in_the_interpreter(cuda: Kernels) -> None:
 @interpreted
 @pytest.mark.usefixtures("small_tiles")
 def test_random_choices_agree_in_the_interpreter(cuda: Kernels) -> None:
-    for where in ("one piece", "nearly all", "layers, all sparse", "nothing"):
+    for where in ("one segment", "nearly all", "layers, all sparse", "nothing"):
         segments = agree.layouts(150)[where]
         for key in (0, -1, 2**63):
             expected = reference.random_k(segments, key, DEVICE)
@@ -184,7 +184,7 @@ def test_random_choices_agree_in_the_interpreter(cuda: Kernels) -> None:
 @interpreted
 @pytest.mark.usefixtures("small_tiles")
 def test_sums_agree_in_the_interpreter(cuda: Kernels) -> None:
-    for where in ("one piece", "nearly all", "layers, whole between", "nothing"):
+    for where in ("one segment", "nearly all", "layers, dense between", "nothing"):
         segments = agree.layouts(270)[where]
         for count in (0, 1, 9):
             sent = agree.messages(segments, count)
@@ -199,7 +199,7 @@ def test_more_messages_than_one_launch_takes(
     cuda: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sparsewire.kernels.cuda.sums._MESSAGES", 2)
-    segments = agree.layouts(100)["layers, whole between"]
+    segments = agree.layouts(100)["layers, dense between"]
     sent = agree.messages(segments, 5)
     ours = torch.empty(segments.size)
     theirs = torch.empty(segments.size, device=DEVICE)
@@ -211,21 +211,21 @@ def test_more_messages_than_one_launch_takes(
 @anywhere
 def test_wild_indices_touch_nothing_else(cuda: Kernels) -> None:
     """Whatever a message says, memory beyond the gradient stays as it is."""
-    segments = agree.cut([(90,)], 0.1)
+    segments = agree.partition([(90,)], 0.1)
     wild = torch.tensor([-(2**40), -1, 5, 3, 3, 89, 90, 91, 2**40], device=DEVICE)
     around = torch.full((190,), 7.0, device=DEVICE)
     cuda.add_up(around[50:140], [(wild, torch.ones(9, device=DEVICE))], 1.0, segments)
-    ledger = torch.cat([torch.zeros(91, device=DEVICE), torch.full((50,), 7.0, device=DEVICE)])
-    cuda.put_back(ledger[:91], wild, torch.ones(9, device=DEVICE), segments)
+    residual = torch.cat([torch.zeros(91, device=DEVICE), torch.full((50,), 7.0, device=DEVICE)])
+    cuda.put_back(residual[:91], wild, torch.ones(9, device=DEVICE), segments)
     assert (around[:50] == 7).all()
     assert (around[140:] == 7).all()
-    assert (ledger[91:] == 7).all()
-    assert ledger[90] == 0
+    assert (residual[91:] == 7).all()
+    assert residual[90] == 0
 
 
 @anywhere
 def test_slices_that_are_not_aligned(cuda: Kernels) -> None:
-    segments = agree.cut([(70, 5), (9,)], 0.1, whole=10)
+    segments = agree.partition([(70, 5), (9,)], 0.1, dense_below=10)
     addend = torch.cat([torch.zeros(1), agree.normal(segments.size)])
     before, ours = torch.zeros(segments.size + 1), torch.zeros(segments.size + 1)
     theirs = torch.zeros(segments.size + 2, device=DEVICE)
@@ -239,13 +239,13 @@ def test_slices_that_are_not_aligned(cuda: Kernels) -> None:
 @anywhere
 def test_guesses_are_counted(cuda: Kernels) -> None:
     """The first step knows nothing; later ones hit unless magnitudes jump."""
-    segments = agree.cut([(2000,)], 0.05)
-    ledger = [torch.zeros(segments.size + 1, device=DEVICE) for _ in range(2)]
+    segments = agree.partition([(2000,)], 0.05)
+    residual = [torch.zeros(segments.size + 1, device=DEVICE) for _ in range(2)]
     for step in range(6):
         addend = agree.normal(segments.size, step).to(DEVICE)
         scale = 0.01 if step == 5 else 1.0
-        cuda.top_k(ledger[0] if step < 5 else None, scale * addend, ledger[1], segments)
-        ledger.reverse()
+        cuda.top_k(residual[0] if step < 5 else None, scale * addend, residual[1], segments)
+        residual.reverse()
     assert segments.scratch["predictor"].tolist() == [[2, 6]]
 
 
@@ -253,7 +253,7 @@ def test_guesses_are_counted(cuda: Kernels) -> None:
 @pytest.mark.usefixtures("cuda")
 def test_coordinates_beyond_31_bits() -> None:
     """One tile of a gradient of which no other page is ever touched."""
-    from sparsewire.kernels.cuda.deposit import deposit
+    from sparsewire.kernels.cuda.accumulate import accumulate
     from sparsewire.kernels.cuda.launch import run
     from sparsewire.kernels.cuda.plan import STATE, TILE
 
@@ -274,7 +274,7 @@ def test_coordinates_beyond_31_bits() -> None:
     listed = table(*[0] * 400, dtype=torch.int32)
     parts = table(0, 0, dtype=torch.int32)
     run(
-        deposit,
+        accumulate,
         (1,),
         before,
         addend,
@@ -305,23 +305,23 @@ def test_coordinates_beyond_31_bits() -> None:
 @on_gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_no_call_waits_for_the_device(cuda: Kernels) -> None:
-    segments = agree.cut([(300, 300), (40,)], 0.01, whole=50, slack=0.25)
-    ledger = [torch.zeros(segments.size + 1, device=DEVICE) for _ in range(2)]
+    segments = agree.partition([(300, 300), (40,)], 0.01, dense_below=50, slack=0.25)
+    residual = [torch.zeros(segments.size + 1, device=DEVICE) for _ in range(2)]
     addend = agree.normal(segments.size).to(DEVICE)
     flat = torch.empty_like(addend)
     data = torch.zeros(64, dtype=torch.uint8, device=DEVICE)
 
     def everything() -> None:
-        cuda.top_k(ledger[0], addend, ledger[1], segments)
-        taken = cuda.over_threshold(ledger[0], addend, ledger[1], segments, 1000, 5)
-        cuda.chosen(ledger[0], addend, ledger[1], segments, cuda.random_k(segments, 1, DEVICE))
+        cuda.top_k(residual[0], addend, residual[1], segments)
+        selection = cuda.over_threshold(residual[0], addend, residual[1], segments, 1000, 5)
+        cuda.chosen(residual[0], addend, residual[1], segments, cuda.random_k(segments, 1, DEVICE))
         indices = cuda.block_random_k(segments, 1, DEVICE)
-        cuda.add_up(flat, [(taken.indices, taken.values)] * 3, 0.5, segments)
-        cuda.put_back(ledger[1], taken.indices, taken.values, segments)
+        cuda.add_up(flat, [(selection.indices, selection.values)] * 3, 0.5, segments)
+        cuda.put_back(residual[1], selection.indices, selection.values, segments)
         cuda.unpack(cuda.pack(indices, 17), indices.numel(), 17)
         cuda.find_flags(cuda.set_flags(indices, segments.size), indices.numel())
-        cuda.read_ascending(cuda.write_ascending(taken.indices, 6, segments), 6, segments)
-        cuda.digest(data, 3)
+        cuda.read_ascending(cuda.write_ascending(selection.indices, 6, segments), 6, segments)
+        cuda.checksum(data, 3)
         cuda.is_ascending(indices, segments.size)
         cuda.narrow(addend, flat.bfloat16(), 3)
 
@@ -336,7 +336,7 @@ def test_no_call_waits_for_the_device(cuda: Kernels) -> None:
 
 @on_gpu
 def test_steps_can_be_captured_in_a_graph(cuda: Kernels) -> None:
-    segments: Segments = agree.cut([(300, 300), (40,)], 0.01, whole=50)
+    segments: Segments = agree.partition([(300, 300), (40,)], 0.01, dense_below=50)
     before, after = (torch.zeros(segments.size + 1, device=DEVICE) for _ in range(2))
     addend = agree.normal(segments.size).to(DEVICE)
     stream = torch.cuda.Stream()
@@ -345,13 +345,13 @@ def test_steps_can_be_captured_in_a_graph(cuda: Kernels) -> None:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        taken = cuda.top_k(before, addend, after, segments)
+        selection = cuda.top_k(before, addend, after, segments)
     for seed in range(1, 4):
         row = agree.normal(segments.size, seed) * 100**seed
         addend.copy_(row)
         graph.replay()
         ours = torch.zeros(segments.size + 1)
         expected = reference.top_k(torch.zeros(segments.size + 1), row, ours, segments)
-        agree.same(expected.indices, taken.indices, "indices")
-        agree.same(expected.values, taken.values, "values")
+        agree.same(expected.indices, selection.indices, "indices")
+        agree.same(expected.values, selection.values, "values")
         agree.same(ours, after, "after")

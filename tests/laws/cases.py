@@ -16,18 +16,17 @@ from hypothesis import settings
 from torch import Tensor
 
 import sparsewire as sw
-from sparsewire.desk import Call
-from sparsewire.engine import Exchange, Unsound, agree
-from sparsewire.kernels.cards import owned
-from sparsewire.ledger import Ledger
-from sparsewire.memory import LEDGER
-from sparsewire.meter import Meter
+from sparsewire.codecs import Place, ValueCodec
+from sparsewire.counters import Counters
+from sparsewire.exchange import Exchange, NonFinite
+from sparsewire.randomness import RandomKey
+from sparsewire.requests import Routine
 from sparsewire.scheme import AnyScheme, as_scheme
-from sparsewire.segments import Segments, Span
-from sparsewire.selectors import Draw, Selector
-from sparsewire.shards import OWNED
-from sparsewire.values import Place, ValueCodec
-from sparsewire.workspace import Workspace
+from sparsewire.segments import ParamSlice, Segments
+from sparsewire.selectors import Selector
+from sparsewire.session import Session, Topology
+from sparsewire.shards import owned
+from sparsewire.state import OWNED, RESIDUAL, StateStore
 
 EXAMPLES: dict[type, tuple[Any, ...]] = {
     sw.TopK: (sw.TopK(0.1), sw.TopK(count=3)),
@@ -53,6 +52,12 @@ SCOPES: tuple[Any, ...] = ("layer", "global", 50)
 WORLDS = (1, 2, 3, 4)
 WHOLE = 64  # so that these small tensors are sparsified
 
+
+def dense(limit: int | None) -> dict[str, Any]:
+    """Arguments by which 1-D tensors and those under a limit are sent densely; None: none are."""
+    return {"dense_below": limit or 0, "dense_1d": limit is not None}
+
+
 # two tensors to sparsify, and every odd kind between them
 SHAPES: dict[str, tuple[int, ...]] = {
     "conv": (4, 3, 3, 3),
@@ -70,7 +75,7 @@ LAWFUL = settings(derandomize=True, deadline=None, max_examples=40)
 
 def examples(family: str) -> list[Any]:
     """Instances of every part that the family names."""
-    return [one for kind in sw.FAMILIES[family] for one in EXAMPLES.get(kind) or (kind(),)]
+    return [one for kind in sw.scheme.FAMILIES[family] for one in EXAMPLES.get(kind) or (kind(),)]
 
 
 def random_selectors() -> list[Selector]:
@@ -104,7 +109,7 @@ def combinations() -> Iterator[sw.Scheme]:
     ):
         allowed = []
         for indices in examples("indices"):
-            with contextlib.suppress(sw.SchemeError):
+            with contextlib.suppress(sw.errors.SchemeError):
                 allowed.append(
                     sw.Scheme(
                         selector,
@@ -112,7 +117,7 @@ def combinations() -> Iterator[sw.Scheme]:
                         indices=indices,
                         collective=collective,
                         scope=scope,
-                        whole=WHOLE,
+                        dense_below=WHOLE,
                     )
                 )
         if allowed:
@@ -153,17 +158,19 @@ def label(part: object) -> str:
 
 def alone(selector: Selector, length: int, scope: Any = "layer") -> Segments:
     """One tensor of this length, all of it to be selected from."""
-    return Segments.cut({"x": (length,)}, selector, scope, whole=None)
+    return Segments.partition({"x": (length,)}, selector, scope, dense_below=0, dense_1d=False)
 
 
-def draw(step: int, rank: int = 0, seed: int = 0) -> Draw:
-    return Draw(seed, step, rank)
+def random_key(step: int, rank: int = 0, seed: int = 0) -> RandomKey:
+    return RandomKey(seed, step, rank)
 
 
-def noise(world: int, size: int, step: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+def noise(
+    world_size: int, size: int, step: int, dtype: torch.dtype = torch.float32
+) -> list[Tensor]:
     """One gradient per rank, with heavy tails so that coordinates differ in weight."""
     generator = torch.Generator().manual_seed(1000 * step + size)
-    return [(torch.randn(size, generator=generator) ** 3).to(dtype) for _ in range(world)]
+    return [(torch.randn(size, generator=generator) ** 3).to(dtype) for _ in range(world_size)]
 
 
 def named_noise(
@@ -185,105 +192,137 @@ class Crew:
     def __init__(
         self,
         scheme: AnyScheme | Selector | str,
-        world: int = 2,
+        world_size: int = 2,
         shapes: Mapping[str, tuple[int, ...]] = SHAPES,
         dtype: torch.dtype = torch.float32,
         skips_unused: bool = False,
+        group: sw.groups.SimulatedGroup | None = None,
     ) -> None:
         self.scheme = as_scheme(scheme)
-        self.world = world
+        self.world_size = world_size
         self.shapes = dict(shapes)
         self.dtype = dtype
-        self.step = 0
-        self.ledgers = [Ledger(self.scheme.fields, self.shapes, r, world) for r in range(world)]
-        self.meters = [Meter() for _ in range(world)]
-        self.work = [Workspace() for _ in range(world)]
-        self.skips_unused = skips_unused
+        self.group = group or sw.groups.SimulatedGroup(world_size)
+        self.sessions = [
+            Session(self.scheme, shapes, Topology(rank, world_size), skips_unused=skips_unused)
+            for rank in range(world_size)
+        ]
 
     @property
-    def engine(self) -> Exchange:
+    def step(self) -> int:
+        """The number of the next step."""
+        return self.sessions[0].steps
+
+    @step.setter
+    def step(self, number: int) -> None:
+        for session in self.sessions:
+            session.steps = number
+
+    @property
+    def stores(self) -> list[StateStore]:
+        return [session.store for session in self.sessions]
+
+    @property
+    def all_counters(self) -> list[Counters]:
+        return [session.counters for session in self.sessions]
+
+    @property
+    def next_exchange(self) -> Exchange:
         """The exchange of the next step."""
         scheme = self.scheme.at(self.step)
-        return Exchange(scheme, scheme.cut(self.shapes), self.dtype, self.skips_unused)
+        return self.sessions[0].find_exchange(0, scheme, self.shapes, self.dtype)
+
+    @property
+    def segments(self) -> Segments:
+        """How the flat gradient is cut in the next step."""
+        return self.next_exchange.segments
 
     @property
     def size(self) -> int:
         """Length of the flat gradient."""
-        return self.engine.segments.size
+        return self.segments.size
 
-    def attempt(self, gradients: Sequence[Tensor]) -> tuple[list[Tensor], Unsound | None]:
-        """One exchange of flat gradients: what every rank holds then, and the verdict."""
-        engine = self.engine
-        flats = [gradient.clone() for gradient in gradients]
-        runs = []
-        kept = self.scheme.memory.kept_as(self.dtype)
-        for rank, flat in enumerate(flats):
-            shard = engine.shard(rank, self.world)
-            before, after = self.ledgers[rank].open(0, engine.segments, kept, flat.device, shard)
-            call = Call(self.step, rank, self.world)
-            runs.append(engine.run(flat, before, after, call, self.meters[rank], self.work[rank]))
-        group = sw.SimulatedGroup(self.world)
-        findings = group.drive(runs, self.meters)
-        closing = [agree([finding], rank) for rank, finding in enumerate(findings)]
-        verdict, *others = group.drive(closing, self.meters)
-        assert all(other == verdict for other in others)
-        for ledger in self.ledgers:
-            ledger.commit() if verdict is None else ledger.discard()
-        self.step += verdict is None
-        return flats, verdict
+    def runs(self, flats: Sequence[Tensor]) -> list[Routine[NonFinite | None]]:
+        """Every rank's routine for the next step, in which the flat gradients become the mean."""
+        return [
+            take_step(session, flat, self.shapes)
+            for session, flat in zip(self.sessions, flats, strict=True)
+        ]
+
+    def attempt(self, gradients: Sequence[Tensor]) -> tuple[list[Tensor], NonFinite | None]:
+        """One step with flat gradients: what every rank holds then, and the verdict."""
+        flats = [gradient.to(self.dtype, copy=True) for gradient in gradients]
+        status, *others = self.group.drive(self.runs(flats), self.all_counters)
+        assert all(other == status for other in others)
+        return flats, status
 
     def exchange(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """The mean of sound gradients as every rank holds it."""
-        means, verdict = self.attempt(gradients)
-        assert verdict is None
+        means, status = self.attempt(gradients)
+        assert status is None
         return means
 
-    def remembered(self, rank: int, field: str = LEDGER) -> Tensor:
+    def remembered(self, rank: int, field: str = RESIDUAL) -> Tensor:
         """What one rank remembers, flat and in double precision; zeros before the first step."""
+        store = self.stores[rank]
         return torch.cat(
             [
-                self.ledgers[rank].recall(span.name)[field].reshape(-1).double()
-                if field in self.ledgers[rank].recall(span.name)
-                else torch.zeros(span.length, dtype=torch.float64)
-                for span in self.engine.segments.spans
+                store.get(param.name)[field].reshape(-1).double()
+                if field in store.get(param.name)
+                else torch.zeros(param.length, dtype=torch.float64)
+                for param in self.segments.params
             ]
         )
 
     def owned(self) -> Tensor:
         """What all ranks together hold back as owners, flat; in the unit of the mean."""
         held = torch.zeros(self.size, dtype=torch.float64)
-        for rank, ledger in enumerate(self.ledgers):
-            for span in self.engine.segments.spans:
-                kept = ledger.recall(span.name).get(OWNED)
+        for rank, store in enumerate(self.stores):
+            for param in self.segments.params:
+                kept = store.get(param.name).get(OWNED)
                 if kept is not None:
-                    places = torch.tensor(owned_places(span, rank, self.world), dtype=torch.int64)
-                    held[span.start + places] += kept.double()
+                    places = torch.tensor(
+                        owned_places(param, rank, self.world_size), dtype=torch.int64
+                    )
+                    held[param.start + places] += kept.double()
         return held
 
     def owed(self) -> Tensor:
         """What all ranks together still hold back, as workers and as owners."""
-        kept = torch.stack([self.remembered(rank) for rank in range(self.world)]).sum(dim=0)
-        return kept + self.world * self.owned()
+        kept = torch.stack([self.remembered(rank) for rank in range(self.world_size)]).sum(dim=0)
+        return kept + self.world_size * self.owned()
 
 
-def owned_places(span: Span, rank: int, world: int) -> list[int]:
+def take_step(
+    session: Session, flat: Tensor, shapes: Mapping[str, tuple[int, ...]]
+) -> Routine[NonFinite | None]:
+    """One rank's step: a flat gradient becomes the mean."""
+    transaction = session.begin()
+    unit = transaction.unit(0, shapes, flat.dtype, flat.device, flat)
+    yield from transaction.exchange(unit)
+    status = yield from transaction.agree()
+    transaction.commit() if status is None else transaction.rollback()
+    return status
+
+
+def owned_places(param: ParamSlice, rank: int, world_size: int) -> list[int]:
     """The coordinates of a parameter that a rank owns, counted out one by one."""
-    counts = [owned(span.name, length, rank, world) for length in range(span.length + 1)]
-    return [place for place in range(span.length) if counts[place + 1] > counts[place]]
+    counts = [owned(param.name, length, rank, world_size) for length in range(param.length + 1)]
+    return [place for place in range(param.length) if counts[place + 1] > counts[place]]
 
 
-def owed_by(states: Sequence[sw.State], name: str) -> Tensor:
+def owed_by(states: Sequence[sw.functional.State], name: str) -> Tensor:
     """What all ranks hold back of one parameter, as workers and as owners."""
     kept = [state.memory[name] for state in states]
-    owed = torch.stack([fields[LEDGER].double() for fields in kept]).sum(dim=0)
-    flat, span = owed.view(-1), Span(name, tuple(owed.shape), 0)
+    owed = torch.stack([fields[RESIDUAL].double() for fields in kept]).sum(dim=0)
+    flat, param = owed.view(-1), ParamSlice(name, tuple(owed.shape), 0)
     for rank, fields in enumerate(kept):
         if OWNED in fields:
-            places = torch.tensor(owned_places(span, rank, len(states)), dtype=torch.int64)
+            places = torch.tensor(owned_places(param, rank, len(states)), dtype=torch.int64)
             flat[places] += len(states) * fields[OWNED].double()
     return owed
 
 
 def flatten(gradients: Mapping[str, Tensor], segments: Segments) -> Tensor:
     """Gradients by name as one flat tensor."""
-    return torch.cat([gradients[span.name].reshape(-1) for span in segments.spans])
+    return torch.cat([gradients[param.name].reshape(-1) for param in segments.params])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from sparsewire.groups.simulated import results_of
-from sparsewire.requests import Request, Start, Step, Wait
+from sparsewire.groups.simulated import answer_all
+from sparsewire.requests import Request
 
 from ..patience import patience
 
@@ -21,16 +21,16 @@ class _Table:
     """Where requests are laid down and answers picked up."""
 
     size: int
-    steps: dict[int, Step] = field(default_factory=dict)
+    requests: dict[int, Request] = field(default_factory=dict)
     answers: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         limit = patience(20)  # a rank that does not come fails the test
         self.laid = threading.Barrier(self.size, self._answer, limit)
-        self.taken = threading.Barrier(self.size, timeout=limit)
+        self.selection = threading.Barrier(self.size, timeout=limit)
 
     def _answer(self) -> None:
-        self.answers = results_of([self.steps[rank] for rank in range(self.size)])
+        self.answers = answer_all([self.requests[rank] for rank in range(self.size)])
 
 
 @dataclass
@@ -40,19 +40,18 @@ class Seat:
     rank: int
     size: int
     table: _Table
+    doing: str = ""
 
     def start(self, request: Request) -> Any:
-        return self._meet(Start(request))
-
-    def wait(self, ticket: Any) -> Any:
-        return self._meet(Wait(ticket))
-
-    def _meet(self, step: Step) -> Any:
-        self.table.steps[self.rank] = step
+        # a copy, as on a network: the payload may be written to before all have read the answer
+        self.table.requests[self.rank] = replace(request, payload=request.payload.clone())
         self.table.laid.wait()
         answer = self.table.answers[self.rank]
-        self.table.taken.wait()
+        self.table.selection.wait()
         return answer
+
+    def wait(self, ticket: Any) -> Any:
+        return ticket
 
 
 def together(size: int, work: Callable[[Seat], Result]) -> list[Result]:
@@ -64,7 +63,7 @@ def together(size: int, work: Callable[[Seat], Result]) -> list[Result]:
             return work(Seat(rank, size, table))
         except BaseException:
             table.laid.abort()  # the others need not wait
-            table.taken.abort()
+            table.selection.abort()
             raise
 
     with ThreadPoolExecutor(size) as pool:

@@ -1,4 +1,4 @@
-"""A small training problem that NumPy, `sw.simulate` and `DistributedOptimizer` all walk through.
+"""A small training problem that NumPy, `simulate` and `DistributedOptimizer` all walk through.
 
 Worker w pulls elementwise towards a centre of its own that moves a little from step to step, so
 the gradient's bits do not depend on who computes it.
@@ -56,12 +56,12 @@ def walk_simulated(
     inside: bool = False,
     rescale: bool = False,
 ) -> Array:
-    """By `sw.simulate`: γ times the gradient is exchanged (`inside`), or the gradient alone.
+    """By `simulate`: γ times the gradient is exchanged (`inside`), or the gradient alone.
 
     `rescale`: the memory is multiplied by γ_old / γ_new when the rate changes.
     """
     x = START
-    states = [sw.init(scheme, named(x)) for _ in range(workers)]
+    states = [sw.functional.init(scheme, named(x)) for _ in range(workers)]
     path, last = [], rates[0]
     for step, rate in enumerate(rates):
         if rescale and rate != last:
@@ -69,13 +69,13 @@ def walk_simulated(
         last = rate
         before, after = (rate, 1.0) if inside else (1.0, rate)
         gradients = [named(np.float32(before) * gradient(x, w, step)) for w in range(workers)]
-        mean, states = sw.simulate(gradients, states)
+        mean, states = sw.functional.simulate(gradients, states)
         x = x - np.float32(after) * flat([mean[name] for name in SHAPES])
         path.append(x)
     return np.stack(path)
 
 
-def _multiplied(state: sw.State, factor: float) -> sw.State:
+def _multiplied(state: sw.functional.State, factor: float) -> sw.functional.State:
     memory = {
         name: {field: tensor * factor for field, tensor in kept.items()}
         for name, kept in state.memory.items()
@@ -93,8 +93,8 @@ def walk_following(scheme: AnyScheme, workers: int, rates: Sequence[float]) -> A
     x, path = START, []
     for step, rate in enumerate(rates):
         optimizer.param_groups[0]["lr"] = rate
-        for scaling, ledger in zip(scalings, crew.ledgers, strict=True):
-            scaling.follow(ledger)
+        for scaling, store in zip(scalings, crew.stores, strict=True):
+            scaling.follow(store)
         gradients = [torch.from_numpy(gradient(x, w, step)) for w in range(workers)]
         x = x - np.float32(rate) * crew.exchange(gradients)[0].numpy()
         path.append(x)
@@ -125,7 +125,7 @@ def walk_optimizers(
         model = make_model()
         parameters = list(model.parameters())
         optimizer = sw.DistributedOptimizer(model, make(parameters, rates[0]), scheme)
-        optimizer.group = seat
+        optimizer._join(seat)
         path = []
         for step, rate in enumerate(rates):
             optimizer.param_groups[0]["lr"] = rate

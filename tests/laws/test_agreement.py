@@ -9,8 +9,8 @@ import torch
 
 import sparsewire as sw
 from sparsewire.collectives import Collective
-from sparsewire.collectives.sums import ordered_sum
 from sparsewire.selectors import Coordination, Selector, Sized
+from sparsewire.sums import ordered_sum
 
 from .cases import (
     EPS,
@@ -21,6 +21,7 @@ from .cases import (
     WHOLE,
     WORLDS,
     Crew,
+    dense,
     examples,
     is_cast,
     label,
@@ -31,7 +32,7 @@ from .cases import (
 
 FULL_SELECTORS = [
     replace(EXAMPLES[kind][0], ratio=1.0) if issubclass(kind, Sized) else kind()
-    for kind in sw.FAMILIES["selectors"]
+    for kind in sw.scheme.FAMILIES["selectors"]
 ]
 
 
@@ -43,11 +44,11 @@ def goes(selector: Selector, collective: Collective) -> bool:
 
 
 FULL = [
-    sw.Scheme(selector, collective=collective, scope=scope, whole=whole)
+    sw.Scheme(selector, collective=collective, scope=scope, **dense(limit))
     for selector in FULL_SELECTORS
     for collective in examples("collectives")
     if goes(selector, collective)
-    for scope, whole in zip(SCOPES, (None, WHOLE, 0), strict=True)
+    for scope, limit in zip(SCOPES, (None, WHOLE, 0), strict=True)
 ]
 
 
@@ -86,39 +87,42 @@ def test_order_of_ranks_only_moves_the_rounding(scheme: sw.Scheme) -> None:
 
 @pytest.mark.parametrize("scheme", FULL, ids=label)
 def test_sending_everything_gives_the_plain_mean(scheme: sw.Scheme) -> None:
-    for world in WORLDS:
-        crew = Crew(scheme, world)
+    for world_size in WORLDS:
+        crew = Crew(scheme, world_size)
         for step in range(2):
-            gradients = noise(world, crew.size, step)
+            gradients = noise(world_size, crew.size, step)
             mean = crew.exchange(gradients)[0]
-            plain = ordered_sum(gradients, torch.float32) / world
+            plain = ordered_sum(gradients, torch.float32) / world_size
             total = torch.stack(gradients).double().abs().sum(dim=0)
             assert within(mean, plain, 2 * EPS * total)
-            if world in (1, 2, 4):  # dividing does not round, so neither may anything else
+            if world_size in (1, 2, 4):  # dividing does not round, so neither may anything else
                 assert torch.equal(mean, plain)
         assert not crew.owed().any()
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_full_random_k_and_dense_are_the_same(world: int) -> None:
-    dense, full = (Crew(text, world) for text in ("Dense()", "Scheme(RandomK(1.0), whole=None)"))
-    gradients = noise(world, dense.size, 0)
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_full_random_k_and_dense_are_the_same(world_size: int) -> None:
+    dense, full = (
+        Crew(text, world_size)
+        for text in ("Dense()", "Scheme(RandomK(1.0), dense_below=0, dense_1d=False)")
+    )
+    gradients = noise(world_size, dense.size, 0)
     assert torch.equal(dense.exchange(gradients)[0], full.exchange(gradients)[0])
 
 
 @pytest.mark.parametrize(
     "selector", [s for s in examples("selectors") if s.coordination.is_shared], ids=label
 )
-@pytest.mark.parametrize("world", WORLDS)
-def test_collectives_agree_that_send_all_they_have(selector: sw.RandomK, world: int) -> None:
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_collectives_agree_that_send_all_they_have(selector: sw.RandomK, world_size: int) -> None:
     crews = [
-        Crew(sw.Scheme(selector, collective=collective, whole=WHOLE), world)
+        Crew(sw.Scheme(selector, collective=collective, dense_below=WHOLE), world_size)
         for collective in examples("collectives")
         if goes(selector, collective) and getattr(collective, "pull_ratio", 1.0) == 1.0
     ]
     assert len(crews) == (2 if selector.coordination is Coordination.NEGOTIATED else 3)
     for step in range(3):
-        gradients = noise(world, crews[0].size, step)
+        gradients = noise(world_size, crews[0].size, step)
         first, *others = (crew.exchange(gradients)[0] for crew in crews)
         total = torch.stack(gradients).abs().sum(dim=0) * (step + 1)
         bound = 2 * EPS * (total + first.abs().double())
@@ -128,7 +132,7 @@ def test_collectives_agree_that_send_all_they_have(selector: sw.RandomK, world: 
 @pytest.mark.parametrize("scope", SCOPES)
 def test_runs_can_be_repeated(scope: object) -> None:
     def run() -> torch.Tensor:
-        scheme = sw.Scheme(sw.BlockRandomK(0.1), scope=scope, whole=WHOLE)  # type: ignore[arg-type]
+        scheme = sw.Scheme(sw.BlockRandomK(0.1), scope=scope, dense_below=WHOLE)  # type: ignore[arg-type]
         crew = Crew(scheme, 3, SHAPES)
         return torch.stack([crew.exchange(noise(3, crew.size, s))[0] for s in range(4)])
 

@@ -12,8 +12,8 @@ from sparsewire.selectors import Coordination
 
 from .cases import EXAMPLES, SAMPLE, SCHEMES, SHAPES, examples, way
 
-FAMILIES = [family for family in sw.FAMILIES if family != "scheme"]
-KINDS = [kind for family in FAMILIES for kind in sw.FAMILIES[family]]
+FAMILIES = [family for family in sw.scheme.FAMILIES if family != "scheme"]
+KINDS = [kind for family in FAMILIES for kind in sw.scheme.FAMILIES[family]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -35,9 +35,9 @@ def test_schemes_reach_every_example(family: str) -> None:
 
 def test_schemes_select_from_some_tensors_and_send_others_whole() -> None:
     for scheme in SCHEMES:
-        segments = scheme.cut(SHAPES)
-        assert segments.whole
-        assert bool(segments.pieces) is (scheme.selector != sw.Dense())
+        segments = scheme.partition(SHAPES)
+        assert segments.dense
+        assert bool(segments.sparse) is (scheme.selector != sw.Dense())
 
 
 def test_every_selector_meets_every_index_codec_that_it_goes_with() -> None:

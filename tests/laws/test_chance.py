@@ -18,7 +18,7 @@ import sparsewire as sw
 from sparsewire.scheme import Scheme
 from sparsewire.selectors import Selector, Sized
 
-from .cases import CPU, SAMPLE, Crew, alone, draw, label, noise, random_selectors
+from .cases import CPU, SAMPLE, Crew, alone, label, noise, random_key, random_selectors
 
 PIECES, STEPS = 24, 150
 SIZES = [(2, 1), (3, 1), (3, 2), (5, 2), (7, 3), (7, 6), (16, 5)]
@@ -26,18 +26,18 @@ SIGMAS = 4.5  # some thousand comparisons are made
 
 
 def resized(selector: Selector, count: int) -> Selector:
-    """The same kind of selector, sending `count` of every piece."""
+    """The same kind of selector, sending `count` of every segment."""
     assert isinstance(selector, Sized)
     return type(selector)(count=count, shared=selector.shared)  # type: ignore[call-arg]
 
 
 @cache
 def drawn(selector: Selector, length: int, rank: int = 0, seed: int = 0) -> Tensor:
-    """What is chosen: a 0/1 tensor of steps × pieces × coordinates."""
+    """What is chosen: a 0/1 tensor of steps × segments × coordinates."""
     segments = alone(selector, PIECES * length, scope=length)
     chosen = torch.zeros(STEPS, PIECES * length)
     for step in range(STEPS):
-        chosen[step, selector.coordinates(segments, draw(step, rank, seed), CPU)] = 1
+        chosen[step, selector.coordinates(segments, random_key(step, rank, seed), CPU)] = 1
     return chosen.view(STEPS, PIECES, length)
 
 
@@ -53,7 +53,7 @@ def test_every_coordinate_is_equally_likely(selector: Selector, length: int, cou
     chosen = drawn(resized(selector, count), length)
     assert (chosen.sum(dim=2) == count).all()  # without replacement: always `count` different ones
     chance = count / length
-    assert is_likely(chosen.sum(dim=0), STEPS, chance)  # of one piece over the steps
+    assert is_likely(chosen.sum(dim=0), STEPS, chance)  # of one segment over the steps
     # over all: the tail, which blocks without wrap-around never reach, stands out here
     assert is_likely(chosen.sum(dim=(0, 1)), STEPS * PIECES, chance)
 
@@ -102,8 +102,8 @@ def test_steps_pieces_and_seeds_choose_independently(selector: Selector) -> None
     chance = (3 / 7) ** 2
     steps = (chosen[1:] * chosen[:-1]).sum(dim=(0, 1))
     assert is_likely(steps, (STEPS - 1) * PIECES, chance)
-    pieces = (chosen[:, 1:] * chosen[:, :-1]).sum(dim=(0, 1))
-    assert is_likely(pieces, STEPS * (PIECES - 1), chance)
+    segments = (chosen[:, 1:] * chosen[:, :-1]).sum(dim=(0, 1))
+    assert is_likely(segments, STEPS * (PIECES - 1), chance)
     seeds = (chosen * drawn(resized(selector, 3), 7, seed=1)).sum(dim=(0, 1))
     assert is_likely(seeds, STEPS * PIECES, chance)
 
@@ -111,11 +111,13 @@ def test_steps_pieces_and_seeds_choose_independently(selector: Selector) -> None
 @pytest.mark.parametrize("selector", random_selectors(), ids=label)
 def test_choice_can_be_repeated_and_follows_names_not_places(selector: Selector) -> None:
     """A layer draws the same wherever it lies: buckets may be cut anew."""
-    few = sw.Segments.cut({"b": (50,)}, selector, whole=None)
-    more = sw.Segments.cut({"a": (30,), "b": (50,)}, selector, whole=None)
-    once = selector.coordinates(few, draw(3), CPU)
-    assert torch.equal(once, selector.coordinates(few, draw(3), CPU))
-    elsewhere = selector.coordinates(more, draw(3), CPU)
+    few = sw.segments.Segments.partition({"b": (50,)}, selector, dense_below=0, dense_1d=False)
+    more = sw.segments.Segments.partition(
+        {"a": (30,), "b": (50,)}, selector, dense_below=0, dense_1d=False
+    )
+    once = selector.coordinates(few, random_key(3), CPU)
+    assert torch.equal(once, selector.coordinates(few, random_key(3), CPU))
+    elsewhere = selector.coordinates(more, random_key(3), CPU)
     assert torch.equal(once, elsewhere[elsewhere >= 30] - 30)
 
 
@@ -137,7 +139,7 @@ def test_random_state_has_no_say(selector: Selector) -> None:
         chosen = []
         for seed in (1, 2):
             torch.manual_seed(seed)
-            chosen.append(selector.coordinates(segments, draw(0), CPU))
+            chosen.append(selector.coordinates(segments, random_key(0), CPU))
     finally:
         torch.set_rng_state(state)
     assert torch.equal(*chosen)

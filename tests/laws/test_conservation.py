@@ -11,8 +11,9 @@ from hypothesis import given
 from torch import Tensor
 
 import sparsewire as sw
-from sparsewire.memory import LEDGER, Memory
+from sparsewire.memory import Memory
 from sparsewire.selectors import Selector
+from sparsewire.state import StepState
 
 from .cases import (
     EPS,
@@ -22,6 +23,7 @@ from .cases import (
     WHOLE,
     WORLDS,
     Crew,
+    dense,
     examples,
     is_cast,
     label,
@@ -31,7 +33,7 @@ from .cases import (
 
 STEPS = 3
 # a memory in bfloat16 loses what it rounds; tests/test_narrow_memory.py says how much
-KEEPING = [m for m in examples("memory") if LEDGER in m.fields and m.dtype == "float32"]
+KEEPING = [m for m in examples("memory") if m.fields and m.dtype == "float32"]
 
 
 class Balance:
@@ -39,19 +41,19 @@ class Balance:
 
     def __init__(self, crew: Crew) -> None:
         self.crew = crew
-        self.deposited = torch.zeros(crew.size, dtype=torch.float64)
+        self.accumulated = torch.zeros(crew.size, dtype=torch.float64)
         self.applied = torch.zeros(crew.size, dtype=torch.float64)
         self.moved = torch.zeros(crew.size, dtype=torch.float64)  # magnitudes, for the tolerance
         self.most = torch.zeros(crew.size, dtype=torch.float64)  # that memory and mean ever held
 
     def step(self, gradients: list[Tensor], deposits: list[Tensor] | None = None) -> None:
-        for deposit in gradients if deposits is None else deposits:
-            self.deposited += deposit.double()
-            self.moved += deposit.double().abs()
+        for accumulate in gradients if deposits is None else deposits:
+            self.accumulated += accumulate.double()
+            self.moved += accumulate.double().abs()
         mean = self.crew.exchange(gradients)[0].double()
-        self.applied += self.crew.world * mean
-        kept = [self.crew.remembered(rank).abs() for rank in range(self.crew.world)]
-        held = self.crew.world * (mean.abs() + self.crew.owned().abs())
+        self.applied += self.crew.world_size * mean
+        kept = [self.crew.remembered(rank).abs() for rank in range(self.crew.world_size)]
+        held = self.crew.world_size * (mean.abs() + self.crew.owned().abs())
         held += torch.stack(kept).sum(dim=0)
         self.most = torch.maximum(self.most, held)
 
@@ -63,24 +65,24 @@ class Balance:
         """
         scheme = self.crew.scheme.at(self.crew.step)
         scale = self.moved if is_cast(scheme.values) else self.moved + self.most
-        rounding = 4 * EPS * (self.crew.step + self.crew.world) * scale
-        return within(self.applied + self.crew.owed(), self.deposited, rounding)
+        rounding = 4 * EPS * (self.crew.step + self.crew.world_size) * scale
+        return within(self.applied + self.crew.owed(), self.accumulated, rounding)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=label)
 def test_nothing_is_lost(scheme: sw.Scheme) -> None:
-    for world in WORLDS:
-        balance = Balance(Crew(scheme, world))
+    for world_size in WORLDS:
+        balance = Balance(Crew(scheme, world_size))
         for step in range(STEPS):
-            balance.step(noise(world, balance.crew.size, step))
-            assert balance.holds(), f"world {world}, step {step}"
+            balance.step(noise(world_size, balance.crew.size, step))
+            assert balance.holds(), f"world {world_size}, step {step}"
 
 
 @pytest.mark.parametrize("scheme", SAMPLE, ids=label)
 def test_something_is_held_back_unless_all_is_sent(scheme: sw.Scheme) -> None:
     crew = Crew(scheme)
     crew.exchange(noise(2, crew.size, 0))
-    exact = scheme.values.exact(torch.float32) and not crew.engine.segments.pieces
+    exact = scheme.values.exact(torch.float32) and not crew.segments.sparse
     assert bool(crew.owed().any()) is not exact
 
 
@@ -88,18 +90,16 @@ def test_something_is_held_back_unless_all_is_sent(scheme: sw.Scheme) -> None:
 @pytest.mark.parametrize("memory", KEEPING, ids=label)
 def test_nothing_that_a_memory_adds_is_lost(memory: Memory, selector: Selector) -> None:
     """What is deposited is what the memory says it adds: the gradient, or its momentum."""
-    world = 3
-    balance = Balance(Crew(sw.Scheme(selector, memory=memory, whole=WHOLE), world))
+    world_size = 3
+    balance = Balance(Crew(sw.Scheme(selector, memory=memory, dense_below=WHOLE), world_size))
     crew = balance.crew
     for step in range(STEPS):
-        gradients = noise(world, crew.size, step)
+        gradients = noise(world_size, crew.size, step)
         deposits = []
         for rank, gradient in enumerate(gradients):
-            before = {f: crew.remembered(rank, f).float() for f in memory.fields}
-            after = {f: torch.zeros_like(kept) for f, kept in before.items()}
-            deposits.append(
-                memory.addend(gradient, before, after, crew.engine.segments, world).clone()
-            )
+            before = {f.key: crew.remembered(rank, f.key).float() for f in memory.fields}
+            state = StepState(before, {key: torch.zeros_like(kept) for key, kept in before.items()})
+            deposits.append(memory.addend(gradient, state, crew.segments, world_size).clone())
         balance.step(gradients, deposits)
         assert balance.holds()
 
@@ -107,7 +107,7 @@ def test_nothing_that_a_memory_adds_is_lost(memory: Memory, selector: Selector) 
 @pytest.mark.parametrize("selector", examples("selectors"), ids=label)
 def test_without_memory_nothing_is_carried_over(selector: Selector) -> None:
     """The rule is one of `NoMemory`'s: a step does not depend on the steps before it."""
-    scheme = sw.Scheme(selector, memory=sw.NoMemory(), whole=WHOLE)
+    scheme = sw.Scheme(selector, memory=sw.NoMemory(), dense_below=WHOLE)
     used, fresh = Crew(scheme), Crew(scheme)
     used.exchange(noise(2, used.size, 0))
     fresh.step = 1
@@ -117,7 +117,7 @@ def test_without_memory_nothing_is_carried_over(selector: Selector) -> None:
 
 @pytest.mark.parametrize("ease", [False, True])
 def test_nothing_is_lost_when_a_warm_up_ends(ease: bool) -> None:
-    scheme = sw.Warmup(sw.Scheme(sw.TopK(0.05), whole=WHOLE), steps=3, ease=ease)
+    scheme = sw.Warmup(sw.Scheme(sw.TopK(0.05), dense_below=WHOLE), steps=3, ease=ease)
     balance = Balance(Crew(scheme, 2))
     for step in range(6):
         balance.step(noise(2, balance.crew.size, step))
@@ -137,16 +137,16 @@ numbers = st.floats(-1e6, 1e6, width=32, allow_subnormal=False)
     data=st.data(),
     shapes=shapes,
     scheme=st.sampled_from(SCHEMES),
-    whole=st.sampled_from([None, 0, 10]),
-    world=st.integers(1, 4),
+    limit=st.sampled_from([None, 0, 10]),
+    world_size=st.integers(1, 4),
 )
 @LAWFUL
 def test_nothing_is_lost_whatever_the_shapes_and_values(
     data: st.DataObject,
     shapes: dict[str, Any],
     scheme: sw.Scheme,
-    whole: int | None,
-    world: int,
+    limit: int | None,
+    world_size: int,
 ) -> None:
     cut = sw.Scheme(
         scheme.selector,
@@ -154,14 +154,16 @@ def test_nothing_is_lost_whatever_the_shapes_and_values(
         indices=scheme.indices,
         collective=scheme.collective,
         scope=scheme.scope,
-        whole=whole,
+        **dense(limit),
     )
-    balance = Balance(Crew(cut, world, shapes))
+    balance = Balance(Crew(cut, world_size, shapes))
     size = balance.crew.size
     for _ in range(2):
         rows = data.draw(
             st.lists(
-                st.lists(numbers, min_size=size, max_size=size), min_size=world, max_size=world
+                st.lists(numbers, min_size=size, max_size=size),
+                min_size=world_size,
+                max_size=world_size,
             )
         )
         balance.step([torch.tensor(row, dtype=torch.float32) for row in rows])

@@ -39,7 +39,7 @@ def lost(selector: Selector, vector: Tensor, draws: int) -> Tensor:
 
     The vector is exchanged many times at once, under as many names: each draws anew.
     """
-    scheme = sw.Scheme(selector, memory=sw.NoMemory(), whole=None)
+    scheme = sw.Scheme(selector, memory=sw.NoMemory(), dense_below=0, dense_1d=False)
     crew = Crew(scheme, 1, {f"copy {number}": tuple(vector.shape) for number in range(draws)})
     kept = crew.exchange([vector.repeat(draws)])[0].view(draws, -1)
     return (vector - kept).double().square().sum(dim=1) / vector.double().square().sum()

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 import sparsewire as sw
-from sparsewire.memory import LEDGER, Memory
+from sparsewire.codecs import ValueCodec
+from sparsewire.memory import Memory
 from sparsewire.selectors import Selector
-from sparsewire.values import ValueCodec
 
 from .cases import Crew, examples, label
 
 WORLD, SIZE = 2, 40
 CLOSE = 0.1
-KEEPING = [memory for memory in examples("memory") if LEDGER in memory.fields]
+KEEPING = [memory for memory in examples("memory") if memory.fields]
 
 
 def distance(scheme: sw.Scheme, rate: float = 0.06, steps: int = 200) -> float:
@@ -41,27 +41,31 @@ def distance(scheme: sw.Scheme, rate: float = 0.06, steps: int = 200) -> float:
 
 @pytest.mark.parametrize("selector", examples("selectors"), ids=label)
 def test_every_selector_reaches_the_optimum(selector: Selector) -> None:
-    assert distance(sw.Scheme(selector, whole=None)) < CLOSE
+    assert distance(sw.Scheme(selector, dense_below=0, dense_1d=False)) < CLOSE
 
 
 @pytest.mark.parametrize("codec", examples("values"), ids=label)
 def test_every_value_codec_reaches_the_optimum(codec: ValueCodec) -> None:
-    assert distance(sw.Scheme(sw.TopK(0.1), values=codec, whole=None)) < CLOSE
+    assert distance(sw.Scheme(sw.TopK(0.1), values=codec, dense_below=0, dense_1d=False)) < CLOSE
 
 
 @pytest.mark.parametrize("memory", KEEPING, ids=label)
 def test_every_memory_reaches_the_optimum(memory: Memory) -> None:
     if isinstance(memory, sw.MomentumCorrection):
         # clipped workers that pull against each other meet elsewhere
-        scheme = sw.Scheme(sw.TopK(0.1), memory=replace(memory, clip=None), whole=None)
+        scheme = sw.Scheme(
+            sw.TopK(0.1), memory=replace(memory, clip=None), dense_below=0, dense_1d=False
+        )
         assert distance(scheme, rate=0.03) < CLOSE
     else:
-        assert distance(sw.Scheme(sw.TopK(0.1), memory=memory, whole=None)) < CLOSE
+        assert (
+            distance(sw.Scheme(sw.TopK(0.1), memory=memory, dense_below=0, dense_1d=False)) < CLOSE
+        )
 
 
 @pytest.mark.parametrize("scope", ["layer", "global", 8])
 def test_every_scope_reaches_the_optimum(scope: str) -> None:
-    assert distance(sw.Scheme(sw.TopK(0.1), scope=scope, whole=None)) < CLOSE  # type: ignore[arg-type]
+    assert distance(sw.Scheme(sw.TopK(0.1), scope=scope, dense_below=0, dense_1d=False)) < CLOSE  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("memory", [sw.ErrorFeedback(), sw.NoMemory()], ids=label)
@@ -72,7 +76,7 @@ def test_top_k_can_stand_still_without_memory(memory: Memory) -> None:
         tug = torch.tensor([3.0, 0.0])
         return [position + tug, position - tug]
 
-    scheme = sw.Scheme(sw.TopK(count=1), memory=memory, whole=None)
+    scheme = sw.Scheme(sw.TopK(count=1), memory=memory, dense_below=0, dense_1d=False)
     crew = Crew(scheme, 2, {"x": (2,)})
     position = torch.tensor([0.0, 1.0])
     for _ in range(200):

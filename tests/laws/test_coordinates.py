@@ -8,20 +8,20 @@ import torch
 from hypothesis import given
 
 import sparsewire as sw
-from sparsewire.indices import IndexCodec
+from sparsewire.codecs import IndexCodec
 from sparsewire.segments import Segments
-from sparsewire.selectors import Selector
+from sparsewire.selectors import Accumulation, Selector
 
-from .cases import CPU, LAWFUL, SCOPES, SHAPES, draw, examples, label, noise
+from .cases import CPU, LAWFUL, SCOPES, SHAPES, examples, label, noise, random_key
 
 # ties, zeros and huge magnitudes included
 numbers = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.5, -1e30]) | st.floats(-10, 10, width=32)
 
 
-def by_piece(indices: torch.Tensor, segments: Segments) -> list[list[int]]:
-    """The indices that lie in every piece."""
+def by_segment(indices: torch.Tensor, segments: Segments) -> list[list[int]]:
+    """The indices that lie in every segment."""
     found = indices.tolist()
-    return [[i for i in found if p.start <= i < p.start + p.length] for p in segments.pieces]
+    return [[i for i in found if p.start <= i < p.start + p.length] for p in segments.sparse]
 
 
 @pytest.mark.parametrize("selector", examples("selectors"), ids=label)
@@ -32,47 +32,51 @@ def by_piece(indices: torch.Tensor, segments: Segments) -> list[list[int]]:
     step=st.integers(0, 5),
 )
 @LAWFUL
-def test_entries_withdrawn(
+def test_entries_selected(
     selector: Selector, data: st.DataObject, scope: object, lengths: list[int], step: int
 ) -> None:
     shapes = {f"p{number}": (length,) for number, length in enumerate(lengths)}
-    segments = Segments.cut(shapes, selector, scope, whole=None)  # type: ignore[arg-type]
+    segments = Segments.partition(shapes, selector, scope, dense_below=0, dense_1d=False)  # type: ignore[arg-type]
     size = segments.size
     row = data.draw(st.lists(numbers, min_size=size, max_size=size))
     gradient = torch.tensor(row, dtype=torch.float32)
     after = torch.zeros(size + 1)
-    taken = selector.withdraw(None, gradient, after, segments, draw(step))
-    indices, values = taken.indices, taken.values[: segments.room]
-    if not segments.room:
+    selection = selector.select(Accumulation(None, gradient, after), segments, random_key(step))
+    indices, values = selection.indices, selection.values[: segments.capacity]
+    if not segments.capacity:
         return
 
     assert indices.dtype == torch.int64
-    assert indices.numel() == values.numel() == segments.room
+    assert indices.numel() == values.numel() == segments.capacity
     real = [index for index in indices.tolist() if index != size]
-    assert indices.tolist()[len(real) :] == [size] * (segments.room - len(real))  # nowhere is last
+    assert indices.tolist()[len(real) :] == [size] * (
+        segments.capacity - len(real)
+    )  # nowhere is last
     assert real == sorted(set(real))
-    pieces = by_piece(indices, segments)
-    assert sum(map(len, pieces)) == len(real)  # none lies outside all pieces
-    for piece, chosen in zip(segments.pieces, pieces, strict=True):
+    rows = by_segment(indices, segments)
+    assert sum(map(len, rows)) == len(real)  # none lies outside all segments
+    for segment, chosen in zip(segments.sparse, rows, strict=True):
         if isinstance(selector, (sw.Threshold, sw.TopBlock)):  # of which a block may be shorter
-            assert len(chosen) <= piece.room
+            assert len(chosen) <= segment.capacity
         else:
-            assert len(chosen) == piece.count
+            assert len(chosen) == segment.count
     somewhere = indices < size
     assert torch.equal(values[somewhere], gradient[indices[somewhere]])
     assert not values[~somewhere].any()
     assert not after[indices].any()  # zero is left behind
     untouched = torch.ones(size, dtype=torch.bool)
     untouched[indices[somewhere]] = False
-    for start, stop in segments.whole_runs:
+    for start, stop in segments.dense_runs:
         untouched[start:stop] = False
     assert torch.equal(after[:size][untouched], gradient[untouched])
 
 
 @pytest.mark.parametrize("selector", examples("selectors"), ids=label)
 @pytest.mark.parametrize("scope", SCOPES)
-def test_ledger_and_gradient_are_added_before_choosing(selector: Selector, scope: object) -> None:
-    segments = Segments.cut(SHAPES, selector, scope, whole=None)  # type: ignore[arg-type]
+def test_residual_and_gradient_are_added_before_selecting(
+    selector: Selector, scope: object
+) -> None:
+    segments = Segments.partition(SHAPES, selector, scope, dense_below=0, dense_1d=False)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(0)
     before = torch.randn(segments.size + 1, generator=generator)
     before[-1] = 0
@@ -80,35 +84,39 @@ def test_ledger_and_gradient_are_added_before_choosing(selector: Selector, scope
     gradient = torch.randn(segments.size, generator=generator)
     after = torch.full((segments.size + 1,), 7.0)
     after[-1] = 0
-    taken = selector.withdraw(before, gradient, after, segments, draw(0))
-    indices = torch.cat([taken.indices, *(torch.arange(*run) for run in segments.whole_runs)])
+    selection = selector.select(Accumulation(before, gradient, after), segments, random_key(0))
+    indices = torch.cat([selection.indices, *(torch.arange(*run) for run in segments.dense_runs)])
     total = torch.zeros_like(before)
     total[:-1] = before[:-1] + gradient
     assert torch.equal(before, kept)
-    assert torch.equal(taken.values, total[indices])
+    assert torch.equal(selection.values, total[indices])
     total[indices] = 0
     assert torch.equal(after, total)
 
 
 @pytest.mark.parametrize("selector", examples("selectors"), ids=label)
-def test_seeded_coordinates_are_those_withdrawn(selector: Selector) -> None:
-    segments = Segments.cut(SHAPES, selector, whole=None)
+def test_seeded_coordinates_are_those_selected(selector: Selector) -> None:
+    segments = Segments.partition(SHAPES, selector, dense_below=0, dense_1d=False)
     if not selector.coordination.is_seeded:
         with pytest.raises(NotImplementedError, match="depend on the gradient"):
-            selector.coordinates(segments, draw(0), CPU)
+            selector.coordinates(segments, random_key(0), CPU)
         return
     (gradient,), after = noise(1, segments.size, 0), torch.zeros(segments.size + 1)
     for rank in range(3):
-        taken = selector.withdraw(None, gradient, after, segments, draw(1, rank))
-        assert torch.equal(taken.indices, selector.coordinates(segments, draw(1, rank), CPU))
+        selection = selector.select(
+            Accumulation(None, gradient, after), segments, random_key(1, rank)
+        )
+        assert torch.equal(
+            selection.indices, selector.coordinates(segments, random_key(1, rank), CPU)
+        )
 
 
 @pytest.mark.parametrize("codec", examples("indices"), ids=label)
 @pytest.mark.parametrize("selector", examples("selectors"), ids=label)
 def test_index_codecs_bring_back_what_they_wrote(selector: Selector, codec: IndexCodec) -> None:
-    segments = Segments.cut(SHAPES, selector, whole=None)
+    segments = Segments.partition(SHAPES, selector, dense_below=0, dense_1d=False)
     (gradient,), after = noise(1, segments.size, 0), torch.zeros(segments.size + 1)
-    indices = selector.withdraw(None, gradient, after, segments, draw(0)).indices
+    indices = selector.select(Accumulation(None, gradient, after), segments, random_key(0)).indices
     data = codec.encode(indices, segments)
     assert (data.dtype, data.numel()) == (torch.uint8, codec.nbytes(segments))
     if codec.written:
@@ -121,4 +129,4 @@ def test_index_codecs_bring_back_what_they_wrote(selector: Selector, codec: Inde
 @given(length=st.integers(1, 10**9))
 @LAWFUL
 def test_sizes_fit_the_piece(selector: Selector, length: int) -> None:
-    assert 1 <= selector.entries(length) <= selector.room(length) <= length
+    assert 1 <= selector.entries(length) <= selector.capacity(length) <= length

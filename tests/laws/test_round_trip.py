@@ -12,15 +12,15 @@ import torch
 from hypothesis import assume, given
 
 import sparsewire as sw
+from sparsewire.codecs import Place, ValueCodec
 from sparsewire.notation import read
 from sparsewire.scheme import AnyScheme
 from sparsewire.segments import Segments
-from sparsewire.values import Place, ValueCodec
 
 from .cases import LAWFUL, examples, is_cast, label
 
-NAMES = {kind.__name__: kind for family in sw.FAMILIES.values() for kind in family}
-PARTS = [part for family in sw.FAMILIES if family != "scheme" for part in examples(family)]
+NAMES = {kind.__name__: kind for family in sw.scheme.FAMILIES.values() for kind in family}
+PARTS = [part for family in sw.scheme.FAMILIES if family != "scheme" for part in examples(family)]
 
 ratios = st.floats(0, 1, exclude_min=True)
 ARGUMENTS: dict[str, st.SearchStrategy[Any]] = {
@@ -44,7 +44,7 @@ SIZES = st.fixed_dictionaries({"ratio": ratios}) | st.fixed_dictionaries(
 
 def parts(family: str) -> st.SearchStrategy[Any]:
     """Parts of a family with arguments at random, those that are left out included."""
-    return st.one_of([part(kind) for kind in sw.FAMILIES[family]])
+    return st.one_of([part(kind) for kind in sw.scheme.FAMILIES[family]])
 
 
 @st.composite
@@ -63,20 +63,21 @@ def schemes(draw: st.DrawFn) -> sw.Scheme:
         "memory": parts("memory"),
         "collective": parts("collectives"),
         "scope": st.sampled_from(["layer", "global"]) | st.integers(1, 10**6),
-        "whole": st.none() | st.integers(0, 10**6),
+        "dense_below": st.integers(0, 10**6),
+        "dense_1d": st.booleans(),
         "seed": st.integers(-(2**62), 2**62),
     }
     chosen = draw(st.lists(st.sampled_from(sorted(arguments)), unique=True))
     try:
         return sw.Scheme(draw(parts("selectors")), **{n: draw(arguments[n]) for n in chosen})
-    except sw.SchemeError:
+    except sw.errors.SchemeError:
         assume(False)
         raise
 
 
 def test_every_argument_of_every_part_is_tried() -> None:
-    taken = {field.name for part in PARTS for field in fields(part)}
-    assert taken == {*ARGUMENTS, "ratio", "count"}
+    selection = {field.name for part in PARTS for field in fields(part)}
+    assert selection == {*ARGUMENTS, "ratio", "count"}
 
 
 @pytest.mark.parametrize("one", PARTS, ids=label)
@@ -98,18 +99,18 @@ def test_schemes(scheme: sw.Scheme) -> None:
     "make",
     [
         lambda: sw.Scheme(sw.TopK(0.1), seed=2**64),
-        lambda: sw.Scheme(sw.TopK(0.1), whole=2**64),
+        lambda: sw.Scheme(sw.TopK(0.1), dense_below=2**64),
         lambda: sw.Scheme(sw.TopK(0.1), scope=2**64),
         lambda: sw.Scheme(sw.TopK(count=2**64)),
         lambda: sw.Scheme(sw.TopK(0.1), memory=sw.MomentumCorrection(clip=1e19)),
         lambda: sw.Warmup(sw.TopK(0.1), steps=2**64),
     ],
-    ids=["seed", "whole", "scope", "count", "clip", "steps"],
+    ids=["seed", "dense_below", "scope", "count", "clip", "steps"],
 )
 def test_huge_numbers_are_read_back_or_refused(make: Callable[[], AnyScheme]) -> None:
     try:
         scheme = make()
-    except sw.SchemeError:
+    except sw.errors.SchemeError:
         return
     assert sw.parse(repr(scheme)) == scheme
 
@@ -125,7 +126,7 @@ def test_warm_ups(scheme: sw.Scheme, steps: int, ease: bool) -> None:
 @given(scheme=schemes())
 @LAWFUL
 def test_text_is_python_source(scheme: sw.Scheme) -> None:
-    assert eval(repr(scheme), {name: getattr(sw, name) for name in NAMES}) == scheme
+    assert eval(repr(scheme), dict(NAMES)) == scheme
 
 
 @given(scheme=schemes())
@@ -144,7 +145,8 @@ def test_text_is_one_line_without_what_goes_without_saying(scheme: sw.Scheme) ->
         values=scheme.values,
         memory=scheme.memory,
         scope=scheme.scope,
-        whole=scheme.whole,
+        dense_below=scheme.dense_below,
+        dense_1d=scheme.dense_1d,
         seed=scheme.seed,
     )
     assert ("indices=" in text) is (scheme.indices != bare.indices)
@@ -161,9 +163,11 @@ def test_value_codecs(codec: ValueCodec, dtype: torch.dtype, numbers: list[float
     """Exact where claimed; never infinite, never of the wrong sign; casts are the nearest."""
     values = torch.tensor(numbers, dtype=dtype)
     count = values.numel()
-    segments = Segments.cut({"x": (count + 1,)}, sw.TopK(count=max(1, count)), whole=None)
-    place = Place(torch.arange(segments.room), segments, key=5)
-    values = torch.cat([values, values.new_zeros(segments.room - count)])
+    segments = Segments.partition(
+        {"x": (count + 1,)}, sw.TopK(count=max(1, count)), dense_below=0, dense_1d=False
+    )
+    place = Place(torch.arange(segments.capacity), segments, key=5)
+    values = torch.cat([values, values.new_zeros(segments.capacity - count)])
     again = codec.decode(codec.encode(values, place), place, dtype)
     assert again.dtype == dtype
     assert again.isfinite().all()

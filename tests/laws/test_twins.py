@@ -10,7 +10,7 @@ import sparsewire as sw
 from sparsewire.selectors import Selector
 
 from . import problem, twins
-from .cases import CPU, draw
+from .cases import CPU, random_key
 
 STEPS = 30
 RATES = [0.2] * STEPS
@@ -25,10 +25,10 @@ def assert_same_path(actual: twins.Array, expected: twins.Array) -> None:
 
 def asked(scheme: sw.Scheme) -> twins.Choose:
     """Coordinates from the selector itself, for choices that are made by chance."""
-    segments = scheme.cut(problem.SHAPES)
+    segments = scheme.partition(problem.SHAPES)
 
     def choose(vector: twins.Array, worker: int, step: int) -> NDArray[np.int64]:
-        return scheme.selector.coordinates(segments, draw(step, worker), CPU).numpy()
+        return scheme.selector.coordinates(segments, random_key(step, worker), CPU).numpy()
 
     return choose
 
@@ -37,7 +37,7 @@ def asked(scheme: sw.Scheme) -> twins.Choose:
 @pytest.mark.parametrize("rates", [RATES, DROP], ids=["constant", "drop"])
 @pytest.mark.parametrize("scope", ["layer", "global"])
 def test_algorithm_1_with_top_k(scope: str, rates: list[float], workers: int) -> None:
-    scheme = sw.Scheme(sw.TopK(0.12), scope=scope, whole=None)  # type: ignore[arg-type]
+    scheme = sw.Scheme(sw.TopK(0.12), scope=scope, dense_below=0, dense_1d=False)  # type: ignore[arg-type]
     choose = twins.largest(problem.LAYERS if scope == "layer" else ALL, 0.12)
     expected = twins.eghlidi_jaggi(problem.START, problem.gradient, choose, workers, rates)
     assert_same_path(problem.walk_simulated(scheme, workers, rates, inside=True), expected)
@@ -57,7 +57,7 @@ def test_algorithm_1_with_top_k(scope: str, rates: list[float], workers: int) ->
     ids=repr,
 )
 def test_algorithm_1_with_random_k(selector: Selector, workers: int) -> None:
-    scheme = sw.Scheme(selector, whole=None)
+    scheme = sw.Scheme(selector, dense_below=0, dense_1d=False)
     rates = [0.02] * STEPS
     expected = twins.eghlidi_jaggi(problem.START, problem.gradient, asked(scheme), workers, rates)
     assert_same_path(problem.walk_simulated(scheme, workers, rates, inside=True), expected)
@@ -70,7 +70,7 @@ def test_algorithm_1_with_random_k(selector: Selector, workers: int) -> None:
 @pytest.mark.parametrize("drop", [0.9, 0.8])
 def test_gradient_dropping(drop: float, scope: str, workers: int) -> None:
     keep = round(1 - drop, 6)
-    scheme = sw.Scheme(sw.Threshold(keep), scope=scope, whole=None)  # type: ignore[arg-type]
+    scheme = sw.Scheme(sw.Threshold(keep), scope=scope, dense_below=0, dense_1d=False)  # type: ignore[arg-type]
     layers = problem.LAYERS if scope == "layer" else ALL
     expected = twins.aji_heafield(problem.START, problem.gradient, layers, drop, workers, RATES)
     assert_same_path(problem.walk_simulated(scheme, workers, RATES), expected)
@@ -90,7 +90,7 @@ def test_gradient_dropping(drop: float, scope: str, workers: int) -> None:
     ids=repr,
 )
 def test_deep_gradient_compression(memory: sw.MomentumCorrection, workers: int) -> None:
-    scheme = sw.Scheme(sw.TopK(0.12), memory=memory, whole=None)
+    scheme = sw.Scheme(sw.TopK(0.12), memory=memory, dense_below=0, dense_1d=False)
     rates = [0.05] * STEPS
     expected = twins.deep_gradient_compression(
         problem.START,

@@ -44,7 +44,7 @@ def test_cifar10_trains(tmp_path: Path) -> None:
     assert outcome.steps == 2
     assert not outcome.diverged
     changed = trainer.weights.detach() != before
-    whole = trainer.simulation.segments.whole_size
+    whole = trainer.simulation.segments.dense_size
     share = float(changed.sum()) / len(before)
     assert 0.005 < share < 0.05 + whole / len(before)
     for name, parameter in trainer.model.named_parameters():

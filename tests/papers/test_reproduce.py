@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import sparsewire as sw
 from papers import picture, reproduce
 from papers.__main__ import main
 from papers.recipe import Cell, Place, Recipe, Study
@@ -281,6 +282,7 @@ def test_no_two_lines_of_a_picture_look_the_same(tmp_path: Path) -> None:
             {
                 "schema": SCHEMA,
                 "scheme": cell.scheme,
+                "identity": sw.parse(cell.scheme).identity,
                 "recipe": cell.recipe.to_dict(),
                 "seed": 0,
                 "diverged": False,

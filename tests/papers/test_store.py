@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import sparsewire as sw
 from papers import store as store_module
 from papers.recipe import Cell, Recipe
 from papers.store import SCHEMA, Store, StoreError, usual_path, usual_store
@@ -22,6 +23,7 @@ def result(seed: int, accuracy: float) -> dict[str, object]:
         "schema": SCHEMA,
         "cell": CELL.name,
         "scheme": CELL.scheme,
+        "identity": sw.parse(CELL.scheme).identity,
         "recipe": RECIPE.to_dict(),
         "seed": seed,
         "test_accuracy": accuracy,
@@ -89,7 +91,7 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     assert [r["seed"] for r in Store(path).find_all(CELL)] == [0, 1]
 
 
-@pytest.mark.parametrize("changed", [{"seed": "a"}, {"scheme": None}, {"recipe": 3}])
+@pytest.mark.parametrize("changed", [{"seed": "a"}, {"identity": None}, {"recipe": 3}])
 def test_lines_that_say_nothing_are_left_out(tmp_path: Path, changed: dict[str, object]) -> None:
     path = tmp_path / "results.jsonl"
     Store(path).append(result(0, 0.5))

@@ -148,6 +148,7 @@ def test_the_best_rate_is_taken(tmp_path: Path) -> None:
             {
                 "schema": SCHEMA,
                 "scheme": cell.scheme,
+                "identity": sw.parse(cell.scheme).identity,
                 "recipe": cell.recipe.to_dict(),
                 "seed": 0,
                 "diverged": cell.recipe.rate == 0.3,

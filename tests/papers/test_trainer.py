@@ -58,7 +58,7 @@ def by_hand(recipe: Recipe, scheme: str, seed: int) -> dict[str, Tensor]:
         momentum=recipe.momentum,
         weight_decay=recipe.weight_decay,
     )
-    states = [sw.init(scheme, named) for _ in range(recipe.workers)]
+    states = [sw.functional.init(scheme, named) for _ in range(recipe.workers)]
     steps = len(DATA.train) // (recipe.workers * recipe.batch)
     for epoch in range(recipe.epochs):
         order = mnist.order(seed, epoch, len(DATA.train))
@@ -76,7 +76,7 @@ def by_hand(recipe: Recipe, scheme: str, seed: int) -> dict[str, Tensor]:
                 loss = cross_entropy(model(images), labels)
                 found = torch.autograd.grad(loss, list(named.values()))
                 gradients.append(dict(zip(named, found, strict=True)))
-            mean, states = sw.simulate(gradients, states)
+            mean, states = sw.functional.simulate(gradients, states)
             for name, parameter in named.items():
                 parameter.grad = mean[name]
             optimizer.step()
@@ -85,7 +85,7 @@ def by_hand(recipe: Recipe, scheme: str, seed: int) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(
     "scheme",
-    ["Dense()", "Scheme(TopK(0.02), whole=100)", "Scheme(RandomK(0.05), scope='global')"],
+    ["Dense()", "Scheme(TopK(0.02), dense_below=100)", "Scheme(RandomK(0.05), scope='global')"],
 )
 def test_the_same_as_by_hand(scheme: str) -> None:
     trainer = Trainer(RECIPE, sw.parse(scheme), Mnist(DATA, RECIPE), 7, CPU)

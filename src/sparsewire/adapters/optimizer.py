@@ -8,27 +8,26 @@ a learning-rate drop does not change what was held back.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from .. import kernels
-from ..desk import Call
-from ..engine import Exchange, agree
+from ..counters import Counters
 from ..errors import AttachError, NonFiniteError, StateError
 from ..groups import Alone, Group, drive
 from ..groups.distributed import DistributedGroup
-from ..ledger import Ledger
-from ..meter import Meter
 from ..report import Report
-from ..scheme import AnyScheme, Scheme, as_scheme
+from ..requests import Routine
+from ..scheme import AnyScheme, as_scheme
 from ..selectors import Selector
-from ..workspace import Workspace
-from . import saved
-from .handshake import handshake
+from ..session import Session, Topology, handshake
 from .model import check_momentum, named_parameters
+
+Result = TypeVar("Result")
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -43,7 +42,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         optimizer: any optimizer over the model's parameters.
         scheme: a `Scheme`, a selector, or either one's text.
         process_group: the ranks; the default group if None, and no exchange at all without one.
-        timeout: seconds after which a rank that does not answer is an error.
+        timeout: seconds, or a `timedelta`, after which a rank that does not answer is an error.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         scheme: AnyScheme | Selector | str,
         *,
         process_group: dist.ProcessGroup | None = None,
-        timeout: float = 60.0,
+        timeout: float | timedelta = 60.0,
     ) -> None:
         self.scheme = as_scheme(scheme)
         named = named_parameters(model)
@@ -65,20 +64,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.state = optimizer.state
         self._named = {id(p): (name, p) for name, p in named.items()}
         self._device = next(iter(named.values())).device
-        self._meter = Meter()
-        self._work = Workspace()
-        self._last: Exchange | None = None
-        self.steps = 0
-        self.group: Group = Alone()
         kernels.prepare(self._device.type)
+        self._join(Alone())
         if dist.is_initialized():
             group = DistributedGroup(process_group, timeout, self._device)
-            handshake(group, self.scheme, named)
+            drive(handshake(group.rank, self.scheme, named), group, Counters())
             group.broadcast([*model.parameters(), *model.buffers()])
-            self.group = group
-        shapes = {name: tuple(p.shape) for name, p in named.items()}
-        self._ledger = Ledger(self.scheme.fields, shapes, self.group.rank, self.group.size)
+            self._join(group)
         self._patch_hooks()
+
+    def _join(self, group: Group) -> None:
+        """Exchange over this group from now on, with nothing kept yet."""
+        self.group = group
+        shapes = {name: tuple(p.shape) for name, p in self._named.values()}
+        self._session = Session(self.scheme, shapes, Topology(group.rank, group.size))
 
     def _patch_hooks(self) -> None:
         """What `Optimizer.__init__` would set up beside the lists that are shared here."""
@@ -120,54 +119,44 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return rates
 
     def _exchange(self, rates: dict[str, tuple[nn.Parameter, float]]) -> None:
-        scheme = self.scheme.at(self.steps)
-        exchange = self._find_exchange(scheme, rates)
-        segments, dtype = exchange.segments, exchange.dtype
-        flat = torch.zeros(segments.size, dtype=dtype, device=self._device)
-        for span, view in segments.views(flat):
-            parameter, rate = rates[span.name]
-            if parameter.grad is not None:
-                view.view(span.shape).copy_(parameter.grad).mul_(rate)  # in the ledger's type
-        kept = scheme.memory.kept_as(dtype)
-        shard = exchange.shard(self.group.rank, self.group.size)
-        before, after = self._ledger.open(0, segments, kept, self._device, shard)
-        call = Call(self.steps, self.group.rank, self.group.size)
-        self.group.doing = f"the exchange of step {self.steps}"
-        run = exchange.run(flat, before, after, call, self._meter, self._work)
+        transaction = self._session.begin()
+        dtype = torch.float32
+        for parameter, _ in rates.values():
+            dtype = torch.promote_types(dtype, parameter.dtype)
+        shapes = {name: tuple(parameter.shape) for name, (parameter, _) in rates.items()}
+        unit = transaction.unit(0, shapes, dtype, self._device)
+        for name, view in unit.views():
+            parameter, rate = rates[name]
+            if parameter.grad is None:
+                view.zero_()
+            else:
+                view.copy_(parameter.grad).mul_(rate)  # in the residual's type
+        self.group.doing = f"the exchange of step {transaction.number}"
         try:
-            finding = drive(run, self.group, self._meter)
-            verdict = drive(agree([finding], self.group.rank), self.group, self._meter)
+            self._drive(transaction.exchange(unit))
+            non_finite = self._drive(transaction.agree())
         except BaseException:
-            self._ledger.discard()
+            transaction.rollback()
             raise
-        if verdict is not None:
-            self._ledger.discard()
+        if non_finite is not None:
+            transaction.rollback()
             raise NonFiniteError(
-                f"NaN or infinity in the gradient at step {self.steps}: {verdict}. No rank took "
-                f"the step and no memory changed"
+                f"NaN or infinity in the gradient at step {transaction.number}: {non_finite}. No "
+                f"rank took the step and no memory changed"
             )
-        self._ledger.commit()
-        self.steps += 1
-        self._meter.steps += 1
-        self._meter.values += segments.size
-        for span, view in segments.views(flat):
-            parameter, rate = rates[span.name]
-            mean = view.view(span.shape).div(rate).to(parameter.dtype)
+        transaction.commit()
+        for name, view in unit.views():
+            parameter, rate = rates[name]
+            mean = view.div(rate).to(parameter.dtype)
             parameter.grad = mean if parameter.grad is None else parameter.grad.copy_(mean)
 
-    def _find_exchange(
-        self, scheme: Scheme, rates: dict[str, tuple[nn.Parameter, float]]
-    ) -> Exchange:
-        """The exchange of these parameters: that of the last step, unless something changed."""
-        last = self._last
-        names = [span.name for span in last.segments.spans] if last else []
-        if last is None or last.scheme != scheme or sorted(names) != sorted(rates):
-            dtype = torch.float32
-            for parameter, _ in rates.values():
-                dtype = torch.promote_types(dtype, parameter.dtype)
-            segments = scheme.cut({name: tuple(p.shape) for name, (p, _) in rates.items()})
-            last = self._last = Exchange(scheme, segments, dtype)
-        return last
+    def _drive(self, routine: Routine[Result]) -> Result:
+        return drive(routine, self.group, self._session.counters)
+
+    @property
+    def steps(self) -> int:
+        """Steps exchanged so far, those before a restart included."""
+        return self._session.steps
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients."""
@@ -175,19 +164,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state and this rank's memory: every rank saves its own."""
-        state = saved.save(self.scheme, self.group, self.steps, self._ledger)
-        return {**state, "optimizer": self.optimizer.state_dict()}
+        return {**self._session.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned on this rank."""
-        saved.check(state_dict, self.scheme, self.group, self._ledger, strict=True)
+        self._session.check(state_dict)
         if "optimizer" not in state_dict:
             raise StateError("the saved state lacks the optimizer's")
-        self._ledger.load(state_dict["memory"])
+        self._session.load_state_dict(state_dict)
         self.optimizer.load_state_dict(state_dict["optimizer"])
         self.param_groups = self.optimizer.param_groups
         self.state = self.optimizer.state
-        self.steps = state_dict["step"]
 
     def close(self) -> None:
         """Leave the group; the optimizer cannot step any more."""
@@ -195,6 +182,5 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.group.close()
 
     def report(self, layers: bool = False) -> Report:
-        """Bytes, ratios, times and the health of the memory, as `Wire.report`."""
-        squares = self._ledger.squares()
-        return Report.of(repr(self.scheme), self._meter, self.group.size, squares, layers)
+        """Bytes, ratios, times and the health of the memory, as `SparseHookState.report`."""
+        return self._session.report(layers)

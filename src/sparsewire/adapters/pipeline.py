@@ -8,31 +8,29 @@ does the memory change: a step that fails anywhere has changed nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 
-from ..desk import Call
-from ..engine import Exchange, Finding, Unsound, agree
-from ..errors import DamageError, DisagreementError, NonFiniteError, SparsewireError
+from ..errors import CorruptMessageError, DisagreementError, NonFiniteError, SparsewireError
+from ..exchange import NonFinite
 from ..groups import drive
 from ..groups.distributed import DistributedGroup
-from ..groups.node import Node
-from ..groups.worker import Promise, Worker
-from ..ledger import Ledger
-from ..meter import Meter
-from ..scheme import AnyScheme, Scheme
-from ..workspace import Workspace
+from ..groups.hierarchy import Hierarchy
+from ..groups.thread import ExchangeThread, Promise
+from ..requests import Routine
+from ..session import Session, Transaction, Unit
 from .model import gradient_views
 from .scaling import Scaling
 
 log = logging.getLogger("sparsewire.ddp")
 
+Result = TypeVar("Result")
 GLOBAL = -1  # the unit that holds all buckets
 
 
@@ -54,36 +52,8 @@ class _Step:
     """One backward pass: its buckets so far, and what became of it."""
 
     buckets: list[_Bucket] = field(default_factory=list)
-    number: int = -1
-    scheme: Scheme | None = None  # None until the exchange thread begins
-    findings: list[Finding] = field(default_factory=list)
+    transaction: Transaction | None = None  # None until the exchange thread begins
     error: SparsewireError | None = None
-
-
-@dataclass
-class _Unit:
-    """Parameters that are exchanged together, and the flat tensor they are exchanged in."""
-
-    names: tuple[str, ...]
-    exchange: Exchange
-    staging: Tensor | None  # None: the bucket's own buffer serves
-
-    def copy_in(self, flat: Tensor, bucket: _Bucket) -> None:
-        for view, gradient in self._pairs(flat, bucket):
-            view.copy_(gradient)
-
-    def copy_out(self, flat: Tensor, buckets: Sequence[_Bucket]) -> None:
-        for bucket in buckets:
-            for view, gradient in self._pairs(flat, bucket):
-                gradient.copy_(view)
-
-    def _pairs(self, flat: Tensor, bucket: _Bucket) -> list[tuple[Tensor, Tensor]]:
-        places = {span.name: span for span in self.exchange.segments.spans}
-        spans = [places[name] for name in bucket.names]
-        return [
-            (flat[span.start : span.stop].view(span.shape), gradient)
-            for span, gradient in zip(spans, bucket.gradients, strict=True)
-        ]
 
 
 class Pipeline:
@@ -91,40 +61,28 @@ class Pipeline:
 
     def __init__(
         self,
-        ddp: nn.parallel.DistributedDataParallel,
-        scheme: AnyScheme,
-        parameters: dict[str, nn.Parameter],
+        session: Session,
         group: DistributedGroup,
+        hierarchy: Hierarchy | None,
+        parameters: dict[str, nn.Parameter],
         scaling: Scaling,
         on_nonfinite: Literal["raise", "skip"],
-        node: Node | None = None,
     ) -> None:
-        self.scheme = scheme
+        self.session = session
         self.group = group
-        self.node = node
-        self.peers = group if node is None else node.leaders  # None: somebody else speaks for us
+        self.hierarchy = hierarchy
         self.scaling = scaling
-        self.steps = 0
         self.called = False
         self.dropped = False  # the last step was skipped, and the optimizer must not take it
         self.error: SparsewireError | None = None
-        self.shapes = {name: tuple(p.shape) for name, p in parameters.items()}
-        self.ledger = Ledger((), self.shapes)
-        if self.peers is not None:
-            place = self.peers.rank, self.peers.size
-            self.ledger = Ledger(scheme.fields, self.shapes, *place)
-        self.meter = Meter()
-        self._work = Workspace()
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._dtypes = {name: p.dtype for name, p in parameters.items()}
         self._device = next(iter(parameters.values())).device
         self._on_nonfinite = on_nonfinite
-        self._skips_unused = bool(ddp.find_unused_parameters or ddp.static_graph)
-        self._units: dict[int, _Unit] = {}
         self._step = _Step()
         on_cuda = self._device.type == "cuda"
         self._stream = torch.cuda.Stream(self._device) if on_cuda else None  # type: ignore[no-untyped-call]
-        self.worker = Worker(group, self._break)
+        self.thread = ExchangeThread(group, self._break)
 
     # -- on the thread that runs backward --------------------------------------------------------
 
@@ -148,11 +106,11 @@ class Pipeline:
             event,
         )
         step.buckets.append(item)
-        if self.worker.broken is not None:
-            self._break(self.worker.broken)
+        if self.thread.broken is not None:
+            self._break(self.thread.broken)
         else:
-            what = f"the exchange of step {self.steps}, bucket {item.index}"
-            self.worker.submit(what, lambda: self._process(step, item))
+            what = f"the exchange of step {self.session.steps}, bucket {item.index}"
+            self.thread.submit(what, lambda: self._process(step, item))
         # through `then`, an error reaches backward() with its message
         return item.promise.future.then(lambda future: future.value())
 
@@ -164,88 +122,75 @@ class Pipeline:
             if self._stream is not None and bucket.ready is not None:
                 self._stream.wait_event(bucket.ready)
             try:
-                scheme = step.scheme or self._begin(step)
+                transaction = step.transaction or self._begin(step)
                 if step.error is None:
-                    self._exchange(step, scheme, bucket)
+                    self._exchange(step, transaction, bucket)
                 if bucket.is_last and step.error is None:
-                    self._finish(step)
-            except (DisagreementError, DamageError, NonFiniteError) as error:
+                    self._finish(step, transaction)
+            except (DisagreementError, CorruptMessageError, NonFiniteError) as error:
                 # all ranks see these at the same place: the step fails, the group lives on
-                self.ledger.discard()
+                self.session.store.discard()
                 step.error = self.error = error
             if step.error is not None:
                 for item in list(step.buckets):
                     item.promise.fail(step.error)
 
-    def _begin(self, step: _Step) -> Scheme:
-        step.number = self.steps
-        self.meter.begin_step()
-        step.scheme = self.scheme.at(step.number)
-        self.ledger.discard()  # of a backward pass that was broken off
-        self.scaling.follow(self.ledger)
-        return step.scheme
+    def _begin(self, step: _Step) -> Transaction:
+        step.transaction = self.session.begin()
+        self.scaling.follow(self.session.store)
+        return step.transaction
 
-    def _exchange(self, step: _Step, scheme: Scheme, bucket: _Bucket) -> None:
-        is_global = scheme.scope == "global"
-        unit = self._unit(scheme, bucket, is_global)
-        flat = bucket.buffer if unit.staging is None else unit.staging
-        if unit.staging is not None:
-            unit.copy_in(flat, bucket)
+    def _exchange(self, step: _Step, transaction: Transaction, bucket: _Bucket) -> None:
+        is_global = transaction.scheme.scope == "global"
+        unit = self._unit(transaction, bucket, is_global)
+        is_staged = unit.flat is not bucket.buffer
+        if is_staged:
+            for view, gradient in _pairs(unit, [bucket]):
+                view.copy_(gradient)
         if is_global and not bucket.is_last:
             return
-        if self.node is None:
-            self._meet(step, unit, flat, bucket.index, self.group)
+        self._drive(transaction.exchange(unit, bucket.index))
+        if is_staged:
+            for view, gradient in _pairs(unit, step.buckets if is_global else [bucket]):
+                gradient.copy_(view)
+
+    def _unit(self, transaction: Transaction, bucket: _Bucket, is_global: bool) -> Unit:
+        """Return the unit that the bucket belongs to.
+
+        It works in the bucket's own buffer, unless that holds other numbers than the exchange
+        needs: part of them, in another type, or in another order.
+        """
+        key = GLOBAL if is_global else bucket.index
+        names = tuple(self._dtypes) if is_global else bucket.names
+        dtype = torch.float32
+        for name in names:
+            dtype = torch.promote_types(dtype, self._dtypes[name])
+        direct = (
+            not is_global
+            and bucket.buffer.dtype == dtype
+            and all(gradient.is_contiguous() for gradient in bucket.gradients)
+        )
+        shapes = {name: self.session.shapes[name] for name in names}
+        flat = bucket.buffer if direct else None
+        return transaction.unit(key, shapes, dtype, self._device, flat)
+
+    def _drive(self, routine: Routine[Result]) -> Result:
+        return drive(routine, self.hierarchy or self.group, self.session.counters)
+
+    def _finish(self, step: _Step, transaction: Transaction) -> None:
+        non_finite = self._drive(transaction.agree())
+        if non_finite is None:
+            transaction.commit()
         else:
-            with self.meter.stage("exchange"):
-                self.node.average(flat)
-            self.node.ask(lambda leaders: self._meet(step, unit, flat, bucket.index, leaders))
-            with self.meter.stage("exchange"):
-                self.node.share(flat)
-        if unit.staging is not None:
-            unit.copy_out(flat, step.buckets if is_global else [bucket])
-
-    def _meet(
-        self, step: _Step, unit: _Unit, flat: Tensor, bucket: int, group: DistributedGroup
-    ) -> None:
-        """Exchange one unit's gradient with the group."""
-        exchange, scheme = unit.exchange, unit.exchange.scheme
-        kept = scheme.memory.kept_as(flat.dtype)
-        shard = exchange.shard(group.rank, group.size)
-        key = GLOBAL if scheme.scope == "global" else bucket
-        before, after = self.ledger.open(key, exchange.segments, kept, flat.device, shard)
-        call = Call(step.number, group.rank, group.size, bucket, opens=not step.findings)
-        run = exchange.run(flat, before, after, call, self.meter, self._work)
-        step.findings.append(drive(run, group, self.meter))
-        self.meter.values += exchange.segments.size
-
-    def _verdict(self, step: _Step) -> Unsound | None:
-        def ask(group: DistributedGroup) -> dict[int, str] | None:
-            unsound = drive(agree(step.findings, group.rank), group, self.meter)
-            return None if unsound is None else _some(unsound.parameters)
-
-        if self.node is None:
-            found = ask(self.group)
-            return None if found is None else Unsound(found)
-        found = self.node.ask(ask)
-        return None if found is None else Unsound({int(k): v for k, v in found.items()}, "node")
-
-    def _finish(self, step: _Step) -> None:
-        unsound = self._verdict(step)
-        self.meter.end_step()
-        if unsound is not None:
-            self.ledger.discard()
-            self.meter.skipped += 1
-            self._reject(step, unsound)
-        else:
-            self.ledger.commit()
-            self.steps += 1
-            self.meter.steps += 1
+            transaction.rollback()
+            self.session.counters.skipped += 1
+            self._reject(step, transaction.number, non_finite)
         for item in step.buckets:
             item.promise.keep(item.buffer)
 
-    def _reject(self, step: _Step, unsound: Unsound) -> None:
+    def _reject(self, step: _Step, number: int, non_finite: NonFinite) -> None:
         """NaN or infinity somewhere: no rank takes this step."""
-        found = f"NaN or infinity in the gradient at step {step.number}: {unsound}"
+        found = f"NaN or infinity in the gradient at step {number}: {non_finite}"
         if self.scaling.scaler is not None:
             log.info("%s; left to the GradScaler", found)
             for item in step.buckets:
@@ -262,42 +207,19 @@ class Pipeline:
                 f"on_nonfinite='skip'"
             )
 
-    def _unit(self, scheme: Scheme, bucket: _Bucket, is_global: bool) -> _Unit:
-        """The unit that the bucket belongs to, as it was last step unless something changed."""
-        key = GLOBAL if is_global else bucket.index
-        names = tuple(self.shapes) if is_global else bucket.names
-        unit = self._units.get(key)
-        if unit is not None and unit.names == names and unit.exchange.scheme == scheme:
-            return unit
-        segments = scheme.cut({name: self.shapes[name] for name in names})
-        dtype = torch.float32
-        for name in names:
-            dtype = torch.promote_types(dtype, self._dtypes[name])
-        direct = (
-            not is_global
-            and bucket.buffer.dtype == dtype
-            and all(gradient.is_contiguous() for gradient in bucket.gradients)
-        )
-        staging = None if direct else self._staging(unit, segments.size, dtype)
-        exchange = Exchange(scheme, segments, dtype, self._skips_unused)
-        unit = self._units[key] = _Unit(names, exchange, staging)
-        return unit
-
-    def _staging(self, old: _Unit | None, size: int, dtype: torch.dtype) -> Tensor:
-        """A flat tensor beside the buckets, kept where an eased ratio changes only the counts."""
-        kept = None if old is None else old.staging
-        if kept is not None and kept.numel() == size and kept.dtype == dtype:
-            return kept
-        return torch.zeros(size, dtype=dtype, device=self._device)
-
     def _break(self, error: SparsewireError) -> None:
         """The group is broken: nobody may wait for it any longer."""
         self.error = self._step.error = error
-        self.ledger.discard()
+        self.session.store.discard()
         for item in list(self._step.buckets):
             item.promise.fail(error)
 
 
-def _some(parameters: Mapping[int, str]) -> dict[int, str]:
-    """The first few of them, with names that are not too long to be told to others."""
-    return {rank: parameters[rank][:200] for rank in list(parameters)[:5]}
+def _pairs(unit: Unit, buckets: Sequence[_Bucket]) -> list[tuple[Tensor, Tensor]]:
+    """Return each gradient of the buckets beside its place in the unit."""
+    views = dict(unit.views())
+    return [
+        (views[name], gradient)
+        for bucket in buckets
+        for name, gradient in zip(bucket.names, bucket.gradients, strict=True)
+    ]

@@ -12,9 +12,7 @@ from typing import Any
 import torch
 
 from ..errors import StateError
-from ..ledger import Ledger
-from ..memory import LEDGER
-from ..shards import OWNED
+from ..state import StateStore
 
 
 class Scaling:
@@ -32,16 +30,14 @@ class Scaling:
         self._rates: dict[str, float] = {}
         self._scale: float | None = None
 
-    def follow(self, ledger: Ledger) -> None:
+    def follow(self, store: StateStore) -> None:
         """Called before each step's deposit."""
         if self._optimizer is not None:
-            ledger.scale(self._rate_changes(self._optimizer), (LEDGER, OWNED))
+            store.follow_lr(self._rate_changes(self._optimizer))
         if self.scaler is not None:
             scale = float(self.scaler.get_scale())
             if self._scale is not None and scale != self._scale:
-                ledger.scale(
-                    dict.fromkeys(self._names.values(), scale / self._scale), ledger.fields
-                )
+                store.follow_loss_scale(scale / self._scale)
             self._scale = scale
 
     def _rate_changes(self, optimizer: torch.optim.Optimizer) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """W workers on one device, fast enough to train with: gradients and memories in flat tensors.
 
 The numbers are those of `simulate`. Nothing waits for the device between steps, and on CUDA the
-exchange of all workers is one launch.
+exchange of all workers is one captured launch. That is why this works on `Exchange` and not on
+`Session`: a session compares status at the end of every step, which waits for the device.
 """
 
 from __future__ import annotations
@@ -14,18 +15,16 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..desk import Call
-from ..engine import Exchange, Finding, agree
+from ..counters import Counters
+from ..exchange import Call, Exchange, Finding, status_of
 from ..groups.simulated import SimulatedGroup
-from ..kernels.cards import owned
-from ..memory import LEDGER
 from ..message import FINE, REASONS, VALUES
-from ..meter import Meter
-from ..requests import Routine
+from ..randomness import RandomKey
+from ..requests import Routine, all_gather
 from ..scheme import AnyScheme, Scheme
 from ..segments import Segments, Shape
-from ..selectors import Coordination, Draw, Selector
-from ..shards import OWNED
+from ..selectors import Coordination, Selector
+from ..state import StepState
 from ..workspace import Workspace
 from .capture import Captured
 
@@ -63,39 +62,41 @@ class Simulation:
         kernels.prepare(device.type)
         self.step = 0
         self.sent = self.received = 0.0
-        self.segments = scheme.at(0).cut(shapes)
+        self.segments = scheme.at(0).partition(shapes)
         size = self.segments.size
         # side by side, so that one tensor can hold all workers' gradients of a parameter
         rows = torch.zeros(workers, size + -size % _ALIGNED, device=device)
         self.gradients = list(rows[:, :size])
         # with its number, as tensors tell it: tables are kept by device
         self._scheme, self._shapes, self._device = scheme, shapes, self.gradients[0].device
-        kept = scheme.memory.kept_as(torch.float32)
-        names = {*scheme.memory.fields, LEDGER}
+        full = scheme.at(2**62)
+        widest = Exchange(full, full.partition(shapes), workers)
+        kept = {field.key for field in scheme.fields}
         # Every step reads one page of each worker and writes the other.
         self._pages = [
             [
-                {name: torch.zeros(size + 1, dtype=kept, device=device) for name in names}
-                for _ in range(workers)
+                {
+                    key: torch.zeros(cut.size + 1, dtype=widest.kept_as, device=device)
+                    for key, cut in widest.fields(rank).items()
+                }
+                for rank in range(workers)
             ]
             for _ in range(2)
         ]
-        for pages in self._pages if scheme.at(2**62).collective.fields else []:
-            for rank, page in enumerate(pages):
-                owns = sum(owned(n, math.prod(s), rank, workers) for n, s in shapes.items())
-                page[OWNED] = torch.zeros(owns + 1, dtype=kept, device=device)
-        # the first finding that was not fine: at which step, damage, bad span
+        self._kept = kept
+        self._follows_lr = [field.key for field in scheme.fields if field.follows_lr]
+        # the first finding that was not fine: at which step, corruption, bad parameter
         self._found = torch.tensor([0, FINE, FINE], device=device)
         self._phase: _Phase | None = None
 
     @property
     def flaw(self) -> Flaw | None:
         """What was first found wrong; asking waits for the device."""
-        step, damage, unsound = self._found.tolist()
-        if unsound != FINE:
-            return Flaw(step, f"NaN or infinity in {self.segments.spans[unsound].name}", True)
-        if damage != FINE:
-            sender, reason = divmod(damage, len(REASONS))
+        step, corruption, non_finite = self._found.tolist()
+        if non_finite != FINE:
+            return Flaw(step, f"NaN or infinity in {self.segments.params[non_finite].name}", True)
+        if corruption != FINE:
+            sender, reason = divmod(corruption, len(REASONS))
             is_unsound = reason == VALUES
             return Flaw(step, f"the message of worker {sender}: {REASONS[reason]}", is_unsound)
         return None
@@ -107,10 +108,9 @@ class Simulation:
 
     def scale(self, factor: float) -> None:
         """Multiply what is kept back, for another learning rate: by the old over the new."""
-        for fields in self._pages[self.step % 2]:
-            for name in (LEDGER, OWNED):
-                if name in fields:
-                    fields[name].mul_(factor)
+        for page in self._pages[self.step % 2]:
+            for key in self._follows_lr:
+                page[key].mul_(factor)
 
     def exchange(self) -> None:
         """Replace the first worker's gradient by the mean of what they all send."""
@@ -128,13 +128,13 @@ class _Phase:
         self.scheme = scheme
         self._simulation, self._first = simulation, simulation.step
         workers, device = len(simulation.gradients), simulation._device
-        segments = [scheme.cut(simulation._shapes) for _ in range(workers)]
+        segments = [scheme.partition(simulation._shapes) for _ in range(workers)]
         self._drawn: list[Tensor] = []
         if scheme.selector.coordination.is_seeded:
             ranks = 1 if scheme.selector.coordination.is_shared else workers
             self._drawn = [self._draw(segments[0], rank) for rank in range(ranks)]
             scheme = replace(scheme, selector=_Drawn(scheme.selector, self._drawn))
-        self._exchanges = [Exchange(scheme, cut) for cut in segments]
+        self._exchanges = [Exchange(scheme, cut, workers) for cut in segments]
         self._group = SimulatedGroup(workers)
         self._work = [Workspace() for _ in range(workers)]
         turns = math.lcm(TURNS, workers) if scheme.selector.proposers != "none" else TURNS
@@ -154,51 +154,63 @@ class _Phase:
             self._turns[step % len(self._turns)]()
 
     def _draw(self, segments: Segments, rank: int) -> Tensor:
-        draw = Draw(self.scheme.seed, self._simulation.step, rank)
+        draw = RandomKey(self.scheme.seed, self._simulation.step, rank)
         return self.scheme.selector.coordinates(segments, draw, self._simulation._device)
 
     def _meet(self) -> None:
         """Exchange; what was found wrong is noted on the device."""
-        meters = [Meter() for _ in self._exchanges]
-        runs = self._runs(meters)
+        all_counters = [Counters() for _ in self._exchanges]
+        runs = self._runs(all_counters)
         if self.scheme.memory.kept_as(torch.float32) == torch.float32:
-            found = self._group.follow(runs, meters)
+            found = self._group.follow(runs, all_counters)
             # the others end before they would tell what they found in their own gradients
-            own = [meter.unsound for meter in meters if meter.unsound is not None]
-            worst = torch.stack([found.unsound, *own]).amax()
-            self._note([replace(found, unsound=worst)])
+            own = [
+                counters.non_finite for counters in all_counters if counters.non_finite is not None
+            ]
+            worst = torch.stack([found.non_finite, *own]).amax()
+            self._note([replace(found, non_finite=worst)])
         else:  # memories are rounded when all is over
-            self._note(self._group.drive(runs, meters))
+            self._note(self._group.drive(runs, all_counters))
 
-    def _runs(self, meters: Sequence[Meter]) -> list[Routine[Finding]]:
+    def _runs(self, all_counters: Sequence[Counters]) -> list[Routine[Finding]]:
         whole = self._simulation
         step = whole.step % len(self._turns) if whole._device.type == "cuda" else whole.step
         before, after = whole._pages[step % 2], whole._pages[1 - step % 2]
         runs = []
         for rank, exchange in enumerate(self._exchanges):
-            kept = {name: before[rank][name] for name in self.scheme.fields}
-            call = Call(step, rank, len(self._exchanges))
-            gradient = whole.gradients[rank]
-            runs.append(
-                exchange.run(gradient, kept, after[rank], call, meters[rank], self._work[rank])
-            )
+            keys = exchange.fields(rank)
+            kept = {key: before[rank][key] for key in keys if key in whole._kept}
+            state = StepState(kept, {key: after[rank][key] for key in keys})
+            call, gradient = Call(step, rank), whole.gradients[rank]
+            runs.append(exchange.run(gradient, state, call, all_counters[rank], self._work[rank]))
         return runs
 
     def _note(self, findings: Sequence[Finding]) -> None:
         first = self._simulation._found
         for found in findings:
-            news = torch.stack([found.damage, found.unsound])
+            news = torch.stack([found.corruption, found.non_finite])
             first[1:] = torch.where((first[1:] == FINE).all(), news, first[1:])
         first[0] += (first[1:] == FINE).all()
 
     def _measure(self) -> None:
-        """Exchange as real workers do, verdicts included, and note the bytes."""
-        meters = [Meter() for _ in self._exchanges]
-        findings = self._group.drive(self._runs(meters), meters)
+        """Exchange as real workers do, statuses included, and note the bytes."""
+        all_counters = [Counters() for _ in self._exchanges]
+        findings = self._group.drive(self._runs(all_counters), all_counters)
         self._note(findings)
-        self._group.drive([agree([found], rank) for rank, found in enumerate(findings)], meters)
-        self._simulation.sent = sum(meter.bytes_sent for meter in meters) / len(meters)
-        self._simulation.received = sum(meter.bytes_received for meter in meters) / len(meters)
+        self._group.drive(
+            [_agree(found, rank) for rank, found in enumerate(findings)], all_counters
+        )
+        self._simulation.sent = sum(counters.bytes_sent for counters in all_counters) / len(
+            all_counters
+        )
+        self._simulation.received = sum(counters.bytes_received for counters in all_counters) / len(
+            all_counters
+        )
+
+
+def _agree(found: Finding, rank: int) -> Routine[None]:
+    """Send what a session would send at the end of a step, to count it."""
+    yield all_gather(status_of([found], rank), group="status")
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -219,14 +231,18 @@ class _Drawn(Selector):
     def __repr__(self) -> str:
         return repr(self.selector)
 
+    @property
+    def identity(self) -> str:
+        return self.selector.identity
+
     def entries(self, length: int) -> int:
         return self.selector.entries(length)
 
-    def room(self, length: int) -> int:
-        return self.selector.room(length)
+    def capacity(self, length: int) -> int:
+        return self.selector.capacity(length)
 
-    def coordinates(self, segments: Segments, draw: Draw, device: torch.device) -> Tensor:
-        return self.drawn[0 if self.coordination.is_shared else draw.rank]
+    def coordinates(self, segments: Segments, key: RandomKey, device: torch.device) -> Tensor:
+        return self.drawn[0 if self.coordination.is_shared else key.rank]
 
     def contraction(self, length: int) -> float:
         return self.selector.contraction(length)

@@ -4,28 +4,65 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
+import torch
 
+from .. import kernels
+from ..kernels.reference import finite
+from ..layout import Entries, MessageLayout
+from ..message import FINE, VALUES, corruption_code
 from ..requests import Routine
-from .base import Collective, Desk, Sizes
-from .sums import reduce_traffic, sum_over_ranks
+from ..segments import Segments
+from ..sums import reduce_traffic, sum_over_ranks
+from .base import Coding, Collective, CollectivePlan, Transfer
 
 
 @dataclass(frozen=True, repr=False)
 class AllReduce(Collective):
-    """Values at the same coordinates are added on the way, in rank order; no index travels."""
+    """Values at the same coordinates are added on the way, in rank order; no index is sent."""
 
     adds = True
 
-    def meet(self, indices: Tensor, values: Tensor, desk: Desk) -> Routine[None]:
-        narrow = desk.narrow(indices, values)
-        total = yield from desk.meter.timed(
+    def plan(
+        self, coding: Coding, segments: Segments, world_size: int, dtype: torch.dtype
+    ) -> AllReducePlan:
+        layout = MessageLayout(coding.indices, coding.values, segments)
+        return AllReducePlan(layout, world_size, dtype)
+
+    def why(self, coding: Coding) -> str:
+        return (
+            f"all ranks send the same coordinates with {type(coding.selector).__name__}, so values "
+            f"are added on the way"
+        )
+
+
+class AllReducePlan(CollectivePlan):
+    """A sum over all ranks, in rank order."""
+
+    def __init__(self, layout: MessageLayout, world_size: int, dtype: torch.dtype) -> None:
+        self.layout = layout
+        width, sum_width = layout.values.dtype.itemsize, dtype.itemsize
+        self.traffic = reduce_traffic(layout.value_count, width, sum_width, world_size)
+        self.message_bytes = {}
+
+    def run(self, entries: Entries, transfer: Transfer) -> Routine[None]:
+        with transfer.counters.stage("encode"):
+            data, (indices, _) = transfer.encode(self.layout, entries)
+        total = yield from transfer.counters.timed(
             "decode",
             sum_over_ranks(
-                narrow, values.dtype, desk.context, desk.rank, desk.world, desk.work, desk.share
+                data.view(self.layout.values.dtype),
+                entries[1].dtype,
+                transfer.context,
+                transfer.rank,
+                transfer.world_size,
+                transfer.work,
+                transfer.share,
             ),
         )
-        desk.apply([(indices, desk.check(total))], 1.0)
-
-    def traffic(self, sizes: Sizes, world: int) -> int:
-        return reduce_traffic(sizes.value_count, sizes.value_width, sizes.sum_width, world)
+        with transfer.counters.stage("decode"):
+            transfer.note(total.corruption)
+            overflow = corruption_code(transfer.rank, VALUES)
+            transfer.note(torch.where(finite(total.values), FINE, overflow))
+            kernel = kernels.on(transfer.gradient.device)
+            received = [(indices, total.values)]
+            kernel.add_up(transfer.gradient, received, 1.0, self.layout.segments)

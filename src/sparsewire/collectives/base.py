@@ -1,88 +1,148 @@
-"""What a collective is, and what it needs from the exchange that it works for.
+"""What a collective is, and the exchange under way that it works on.
 
-A collective does no input or output: it is a routine that yields requests and is sent the answers.
+A collective does no input or output: its plan's `run` is a routine that yields requests and is sent
+the answers.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from ..message import Context
-from ..meter import Meter
+from .. import kernels
+from ..codecs import IndexCodec, ValueCodec
+from ..counters import Counters
+from ..layout import Entries, MessageLayout
+from ..message import FINE, Context
 from ..notation import Part
+from ..randomness import RandomKey
 from ..requests import Routine
+from ..segments import ParamSlice, Segments
+from ..selectors import Selector
+from ..state import RESIDUAL, StateField, StepState
 from ..workspace import Workspace
-from .sums import Total
 
 
-class Desk(Protocol):
-    """What a collective needs from the exchange it works for."""
+@dataclass(frozen=True)
+class Coding:
+    """What a collective needs to know of a scheme: who selects, and how entries are written."""
 
-    share: float
-    """1/W, to multiply by: dividing a tensor by W gives other bits on a GPU than on a CPU."""
+    selector: Selector
+    indices: IndexCodec
+    values: ValueCodec
+
+
+@dataclass
+class Transfer:
+    """One rank's exchange under way: where a collective reads from and writes to.
+
+    What it finds wrong, in `corruption` and `non_finite`, stays on the gradient's device: the ranks
+    compare it when the step is over, and the mean is written without waiting for that.
+
+    Arguments:
+        context: which exchange this is; the keys of all checksums follow from it.
+        key: of random choices, with this rank's number.
+        world_size: how many ranks exchange.
+        gradient: receives the mean.
+        state: what the scheme's parts keep.
+        unused: parameters of which nothing may be sent.
+        corruption: the first corrupt message, as a `corruption_code`.
+        non_finite: the first parameter in which an owner found NaN or infinity.
+        returned: what was put back into the residual of the values that were selected.
+    """
+
     context: Context
-    rank: int
-    world: int
+    key: RandomKey
+    world_size: int
+    gradient: Tensor
+    state: StepState
+    unused: Sequence[ParamSlice]
+    counters: Counters
     work: Workspace
-    meter: Meter
+    corruption: Tensor
+    non_finite: Tensor = field(init=False)
+    returned: Tensor | None = None
 
-    def write(self, indices: Tensor, values: Tensor) -> Tensor:
-        """One rank's message."""
-
-    def read(self, messages: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """All ranks' indices and values again, in rank order; damage is remembered."""
-
-    def narrow(self, indices: Tensor, values: Tensor) -> Tensor:
-        """One rank's values as the numbers that travel."""
-
-    def check(self, total: Total) -> Tensor:
-        """The sum; damage is remembered."""
-
-    def apply(self, entries: Sequence[tuple[Tensor, Tensor]], share: float) -> None:
-        """Write the sum of all entries, each times `share`, into the gradient."""
-
-
-class Sizes(Protocol):
-    """What the traffic of an exchange depends on."""
+    def __post_init__(self) -> None:
+        self.non_finite = torch.full((), FINE, device=self.gradient.device)
 
     @property
-    def message_bytes(self) -> int:
-        """Bytes of a message with all that a rank sends."""
+    def rank(self) -> int:
+        """This rank's number."""
+        return self.key.rank
 
     @property
-    def value_count(self) -> int:
-        """Values in it."""
+    def share(self) -> float:
+        """1/W, to multiply by: dividing a tensor by W gives other bits on a GPU than on a CPU."""
+        return 1 / self.world_size
 
-    @property
-    def value_width(self) -> int:
-        """Bytes of a value that travels to be added up."""
+    def random_key(self, rank: int) -> RandomKey:
+        """Return what the random choices of another rank depend on."""
+        return RandomKey(self.key.seed, self.key.step, rank)
 
-    @property
-    def sum_width(self) -> int:
-        """Bytes of a sum of values."""
+    def encode(self, layout: MessageLayout, entries: Entries) -> tuple[Tensor, Entries]:
+        """Return this rank's values as bytes, and its entries as others will read them.
 
-    def push_bytes(self, world: int) -> int:
-        """Bytes of one rank's message to one owner."""
+        What the codec changes is put back into the residual.
+        """
+        indices, _ = entries
+        data, read, errors = layout.encode_values(entries, self.key.key(shared=False))
+        if errors is not None:
+            self.put_back(indices, errors, layout.segments)
+        return data, (indices, read)
 
-    def pull_bytes(self, world: int) -> int:
-        """Bytes of one owner's message to all."""
+    def put_back(self, indices: Tensor, errors: Tensor, segments: Segments) -> None:
+        """Add to the residual what is not sent after all."""
+        residual = self.state.after[RESIDUAL]
+        kernels.on(errors.device).put_back(residual, indices, errors, segments)
+        self.returned = errors
+
+    def note(self, corruption: Tensor) -> None:
+        """Keep the first corruption."""
+        self.corruption = torch.where(self.corruption == FINE, corruption, self.corruption)
+
+
+class CollectivePlan(ABC):
+    """A collective's protocol for one gradient: the layouts of its messages, and what it does.
+
+    `traffic`: the bytes that each rank sends, as many as it receives.
+    `message_bytes`: the bytes of its messages, by what they are called, where they differ from one
+    message with all that a rank sends.
+    """
+
+    traffic: int
+    message_bytes: Mapping[str, int]
+
+    @abstractmethod
+    def run(self, entries: Entries, transfer: Transfer) -> Routine[None]:
+        """Exchange this rank's entries, and write the mean into `transfer.gradient`."""
+
+    def owned(self, rank: int) -> Segments | None:
+        """Return the coordinates that a rank owns, if there are shard owners."""
+        return None
 
 
 class Collective(Part, ABC):
-    """Carries messages. `adds`: messages are added on the way, so ranks must share coordinates."""
+    """Carries messages between ranks.
+
+    `adds`: values are added on the way, so ranks must share coordinates.
+    `fields`: what a rank keeps for it from step to step. If they are 'owned', owners select anew.
+    """
 
     adds: ClassVar[bool]
-    fields: ClassVar[tuple[str, ...]] = ()
-    """What a rank remembers as the owner of some coordinates."""
+    fields: ClassVar[tuple[StateField, ...]] = ()
 
     @abstractmethod
-    def meet(self, indices: Tensor, values: Tensor, desk: Desk) -> Routine[None]:
-        """Exchange this rank's entries and hand the mean to `desk.add`."""
+    def plan(
+        self, coding: Coding, segments: Segments, world_size: int, dtype: torch.dtype
+    ) -> CollectivePlan:
+        """Return the protocol among `world_size` ranks for a gradient of `dtype`."""
 
-    @abstractmethod
-    def traffic(self, sizes: Sizes, world: int) -> int:
-        """Bytes each rank sends, as many as it receives."""
+    def why(self, coding: Coding) -> str:
+        """Return why this collective is the one to use, or what it does, for `explain`."""
+        return ""

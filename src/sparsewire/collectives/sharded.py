@@ -4,28 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from functools import cache
 
+import torch
 from torch import Tensor
 
+from .. import kernels
+from ..codecs import EliasFano
 from ..errors import SchemeError
+from ..layout import Entries, leave_out, of_one_length
+from ..message import FINE, first_corruption
+from ..randomness import RandomKey, fold, join
 from ..requests import Routine, all_gather, all_to_all, gather_traffic
-from ..shards import OWNED
-from .base import Collective, Desk, Sizes
+from ..segments import Segments
+from ..selectors import Accumulation, Selector, TopK, owner_selector
+from ..shards import Shards
+from ..state import OWNED, RESIDUAL, StateField
+from .base import Coding, Collective, CollectivePlan, Transfer
 
-
-@runtime_checkable
-class Owner(Protocol):
-    """What `Sharded` needs from it."""
-
-    def push(self, indices: Tensor, values: Tensor) -> Tensor:
-        """One rank's messages to all owners, a row each."""
-
-    def settle(self, messages: Sequence[Tensor]) -> Tensor:
-        """As owner: the message that answers those of all ranks."""
-
-    def pull(self, messages: Sequence[Tensor]) -> None:
-        """Write what all owners answered into the gradient."""
+PUSH, PULL = 1, 2  # what keeps the checksums of the two directions apart
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,7 +43,7 @@ class Sharded(Collective):
     pull_ratio: float | None = None
 
     adds = False
-    fields = (OWNED,)
+    fields = (StateField(OWNED, extent="owned", follows_lr=True),)
 
     def __post_init__(self) -> None:
         ratio = self.pull_ratio
@@ -59,13 +56,203 @@ class Sharded(Collective):
             )
         object.__setattr__(self, "pull_ratio", float(ratio))
 
-    def meet(self, indices: Tensor, values: Tensor, desk: Desk) -> Routine[None]:
-        assert isinstance(desk, Owner)
-        parts = yield all_to_all(desk.push(indices, values))
-        results = yield all_gather(desk.settle(parts))
-        desk.pull(results)
+    def plan(
+        self, coding: Coding, segments: Segments, world_size: int, dtype: torch.dtype
+    ) -> ShardedPlan:
+        shards = Shards(segments, world_size, self.pull_ratio, coding.selector.clustered)
+        return ShardedPlan(coding, shards)
 
-    def traffic(self, sizes: Sizes, world: int) -> int:
-        return gather_traffic(sizes.push_bytes(world), world) + gather_traffic(
-            sizes.pull_bytes(world), world
+    def why(self, coding: Coding) -> str:
+        back = "all of it" if self.pull_ratio == 1.0 else "the largest of it"
+        return f"every worker adds up the share that it owns, and sends {back} back to all"
+
+
+class ShardedPlan(CollectivePlan):
+    """Entries to their owners, and from every owner the largest sums to all ranks."""
+
+    def __init__(self, coding: Coding, shards: Shards) -> None:
+        self._coding = coding
+        self._shards = shards
+        world_size = shards.world_size
+        self.push = of_one_length(
+            coding.indices, coding.values, [shards.part(owner) for owner in range(world_size)]
         )
+        written = coding.indices if coding.indices.written else EliasFano()
+        self.pull = of_one_length(
+            written, coding.values, [shards.result(owner) for owner in range(world_size)]
+        )
+        self.message_bytes = {"push": self.push[0].nbytes, "pull": self.pull[0].nbytes}
+        self.traffic = sum(
+            gather_traffic(nbytes, world_size) for nbytes in self.message_bytes.values()
+        )
+        self._dense_sent = cache(self._find_dense_sent)
+        self._dense_places = cache(self._find_dense_places)
+
+    def owned(self, rank: int) -> Segments:
+        return self._shards.result(rank)
+
+    def run(self, entries: Entries, transfer: Transfer) -> Routine[None]:
+        parts = yield all_to_all(self._write_parts(entries, transfer))
+        results = yield all_gather(self._answer(parts, transfer))
+        self._read_results(results, transfer)
+
+    # -- a rank's entries to their owners --------------------------------------------------------
+
+    def _write_parts(self, entries: Entries, transfer: Transfer) -> Tensor:
+        """Return this rank's messages to all owners, a row each."""
+        with transfer.counters.stage("encode"):
+            indices, values = entries
+            shards, count, device = self._shards, indices.numel(), values.device
+            places, sources = kernels.on(device).deal(indices, shards)
+            selected = torch.cat([values[:count], values.new_zeros(1)])  # and one for free slots
+            numbers = selected.index_select(0, sources)
+            rows, errors = [], []
+            lost = values.new_zeros(values.numel() - count)
+            for owner, layout in enumerate(self.push):
+                slots = slice(shards.slots[owner], shards.slots[owner + 1])
+                dense = self._dense_sent(owner, device)
+                part = places[slots], torch.cat([numbers[slots], values[count:][dense]])
+                rounding = _rounding_key(transfer, PUSH, transfer.rank, owner)
+                data, _, changed = layout.encode_values(part, rounding)
+                key = _message_key(transfer, PUSH, owner, transfer.rank)
+                rows.append(layout.pack(part[0], data, key))
+                if changed is not None:
+                    capacity = slots.stop - slots.start
+                    errors.append(changed[:capacity])
+                    lost[dense] = changed[capacity:]
+            error = torch.cat(errors) if errors else None
+            self._put_back(indices, selected, sources, error, lost, transfer)
+            return torch.stack(rows)
+
+    def _put_back(
+        self,
+        indices: Tensor,
+        kept: Tensor,
+        sources: Tensor,
+        errors: Tensor | None,
+        lost: Tensor,
+        transfer: Transfer,
+    ) -> None:
+        """Return to the residual what found no slot, and what a codec changed."""
+        count = indices.numel()
+        if errors is None:
+            if kept.device.type == "cpu" and self._all_sent(indices, sources):
+                return
+            kept.index_fill_(0, sources, 0)
+        else:
+            kept.index_copy_(0, sources, errors)
+        transfer.put_back(indices, torch.cat([kept[:count], lost]), self._shards.segments)
+
+    def _all_sent(self, indices: Tensor, sources: Tensor) -> bool:
+        count, size = indices.numel(), self._shards.segments.size
+        if count and indices[-1] == size:  # the padding index comes last
+            count = int(torch.searchsorted(indices, size))
+        return int((sources < indices.numel()).count_nonzero()) == count
+
+    # -- as an owner -----------------------------------------------------------------------------
+
+    def _answer(self, messages: Sequence[Tensor], transfer: Transfer) -> Tensor:
+        """Add up what all ranks sent this owner, and return its message to all of them."""
+        rank, counters, state = transfer.rank, transfer.counters, transfer.state
+        part, result = self._shards.part(rank), self._shards.result(rank)
+        kernel = kernels.on(transfer.gradient.device)
+        with counters.stage("decode"):
+            received = [self._read_part(m, sender, transfer) for sender, m in enumerate(messages)]
+            key = _message_key(transfer, PUSH, rank)
+            transfer.note(first_corruption(self.push[rank].inspect(messages, received, key, 0)))
+            total = transfer.gradient.new_empty(part.size)
+            kernel.add_up(total, received, transfer.share, part)
+        with counters.stage("select"):
+            after = state.after[OWNED]
+            accumulation = Accumulation(state.before.get(OWNED), total, after)
+            draw = RandomKey(fold(transfer.key.seed, PULL), transfer.key.step, rank)
+            selection = self._owner_selector.select(accumulation, result, draw, state.for_owner)
+            # what a corrupt message brought is no sign of a bad gradient
+            transfer.non_finite = torch.where(
+                transfer.corruption == FINE, selection.non_finite, FINE
+            )
+            entries = selection.indices, selection.values
+            leave_out(transfer.unused, entries, result)
+        with counters.stage("encode"):
+            layout = self.pull[rank]
+            rounding = _rounding_key(transfer, PULL, rank)
+            data, _, errors = layout.encode_values(entries, rounding)
+            if errors is not None:
+                kernel.put_back(after, selection.indices, errors, result)
+            return layout.pack(selection.indices, data, _message_key(transfer, PULL, sender=rank))
+
+    @property
+    def _owner_selector(self) -> Selector:
+        """What an owner selects by; everything that arrived, if that is what it sends back."""
+        return TopK() if self._shards.ratio == 1.0 else owner_selector(self._coding.selector)
+
+    def _read_part(self, message: Tensor, sender: int, transfer: Transfer) -> Entries:
+        """Return what a rank sent this owner."""
+        rank, shards, device = transfer.rank, self._shards, message.device
+
+        def coordinates() -> Tensor:
+            key = transfer.random_key(sender)
+            selected = self._coding.selector.coordinates(shards.segments, key, device)
+            places, _ = kernels.on(device).deal(selected, shards)
+            return places[shards.slots[rank] : shards.slots[rank + 1]]
+
+        rounding = _rounding_key(transfer, PUSH, sender, rank)
+        dtype = transfer.state.after[RESIDUAL].dtype
+        return self.push[rank].decode(message, coordinates, rounding, dtype)
+
+    # -- from all owners -------------------------------------------------------------------------
+
+    def _read_results(self, messages: Sequence[Tensor], transfer: Transfer) -> None:
+        """Write what all owners answered into the gradient."""
+        with transfer.counters.stage("decode"):
+            shards, gradient = self._shards, transfer.gradient
+            kernel = kernels.on(gradient.device)
+            dtype = transfer.state.after[RESIDUAL].dtype
+            selected, found, dense = [], [], []
+            for owner, (layout, message) in enumerate(zip(self.pull, messages, strict=True)):
+                rounding = _rounding_key(transfer, PULL, owner)
+                entries = layout.decode(message, _never, rounding, dtype)
+                key = _message_key(transfer, PULL)
+                found.append(layout.inspect([message], [entries], key, owner))
+                places, values = entries
+                selected.append((kernel.collect(places, owner, shards), values[: places.numel()]))
+                dense.append(values[places.numel() :])
+            transfer.note(first_corruption(torch.cat(found)))
+            kernel.add_up(gradient, selected, 1.0, shards.selected)
+            for owner, values in enumerate(dense):
+                gradient[self._dense_places(owner, gradient.device)] = values
+
+    # -- what is sent densely --------------------------------------------------------------------
+
+    def _find_dense_sent(self, owner: int, device: torch.device) -> Tensor:
+        """Return which of a rank's dense values are the owner's, counted from the first."""
+        places = self._dense_coordinates(self._shards.part(owner), owner)
+        runs = torch.tensor(self._shards.segments.dense_runs, dtype=torch.int64).view(-1, 2)
+        starts, sizes = runs[:, 0].contiguous(), runs[:, 1] - runs[:, 0]
+        run = torch.bucketize(places, starts, right=True) - 1
+        return ((sizes.cumsum(0) - sizes)[run] + places - starts[run]).to(device)
+
+    def _find_dense_places(self, owner: int, device: torch.device) -> Tensor:
+        """Return the coordinates of the values that an owner sends back densely."""
+        return self._dense_coordinates(self._shards.result(owner), owner).to(device)
+
+    def _dense_coordinates(self, shard: Segments, owner: int) -> Tensor:
+        """Return the coordinates of a shard's dense values in the gradient."""
+        runs = [torch.arange(start, stop) for start, stop in shard.dense_runs]
+        local = torch.cat(runs) if runs else torch.empty(0, dtype=torch.int64)
+        return kernels.on(local.device).collect(local, owner, self._shards)
+
+
+def _message_key(transfer: Transfer, way: int, owner: int = 0, sender: int | None = None) -> int:
+    """Return what checksums are keyed with: of all messages of one way, or of one sender's."""
+    common = fold(transfer.context.common, way, owner)
+    return common if sender is None else join(common, sender)
+
+
+def _rounding_key(transfer: Transfer, way: int, *ranks: int) -> int:
+    """Return what the rounding of one message depends on."""
+    return fold(transfer.key.seed, transfer.key.step, way, *ranks)
+
+
+def _never() -> Tensor:
+    raise AssertionError("owners send their indices")

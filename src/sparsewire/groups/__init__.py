@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from typing import Any, Protocol, TypeVar
 
-from ..meter import Meter
+from ..counters import Counters
+from ..errors import SparsewireError
 from ..requests import Request, Routine, Start, Wait
-from .simulated import answer_all
+from .distributed import DistributedGroup
+from .simulated import SimulatedGroup, answer_all
+
+__all__ = ["Alone", "DistributedGroup", "Group", "SimulatedGroup", "drive"]
 
 
 class Group(Protocol):
@@ -45,25 +49,35 @@ class Alone:
 Result = TypeVar("Result")
 
 
-def drive(routine: Routine[Result], group: Group, meter: Meter) -> Result:
-    """Run one rank's part to its end."""
+def drive(routine: Routine[Result], group: Group, counters: Counters) -> Result:
+    """Run one rank's routine to its end.
+
+    An error of the group is raised inside the routine, which may have others to tell about it.
+    """
     answer: Any = None
+    error: SparsewireError | None = None
     try:
         while True:
             try:
-                step = routine.send(answer)
+                step = routine.send(answer) if error is None else routine.throw(error)
             except StopIteration as end:
                 result: Result = end.value
                 return result
-            with meter.stage("exchange"):
-                if isinstance(step, Wait):
-                    answer = group.wait(step.ticket)
-                elif isinstance(step, Start):
-                    answer = group.start(step.request)
-                else:
-                    answer = group.wait(group.start(step))
+            answer = error = None
+            try:
+                with counters.stage("exchange"):
+                    if isinstance(step, Wait):
+                        answer = group.wait(step.ticket)
+                    elif isinstance(step, Start):
+                        answer = group.start(step.request)
+                    else:
+                        answer = group.wait(group.start(step))
+            except SparsewireError as failed:
+                error = failed
+                continue
             if not isinstance(step, Wait):
                 request = step.request if isinstance(step, Start) else step
-                meter.count(request.traffic(group.size))
+                if request.group != "intra_node":
+                    counters.count(request.traffic(group.size))
     finally:
         routine.close()  # what failed lets go of its buffers at once

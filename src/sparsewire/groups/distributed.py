@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..errors import AttachError, ExchangeError
 from ..requests import Request
-from .rollcall import RollCall
+from .liveness import Liveness
 from .simulated import answer_all
 from .transport import Transport, Work
 
@@ -37,12 +37,23 @@ class Ticket:
     answer: Callable[[], Any]
 
 
+def seconds_of(timeout: float | datetime.timedelta) -> float:
+    """Return a time-out in seconds; refused if it is none."""
+    if isinstance(timeout, datetime.timedelta):
+        timeout = timeout.total_seconds()
+    if not isinstance(timeout, (int, float)) or not 0 < timeout < 1e9:
+        raise AttachError(
+            f"timeout is a number of seconds above 0, or a timedelta, not {timeout!r}"
+        )
+    return float(timeout)
+
+
 class DistributedGroup:
     """The ranks of a process group, for tensors on `device`.
 
     Arguments:
         process_group: who takes part; the default group if None.
-        timeout: seconds that any collective may take.
+        timeout: seconds, or a `timedelta`, that any collective may take.
         device: where gradients live; messages go to the CPU where the backend needs them there.
         _is_own: the process group was made for this, and needs no double.
     """
@@ -50,7 +61,7 @@ class DistributedGroup:
     def __init__(
         self,
         process_group: dist.ProcessGroup | None = None,
-        timeout: float = 60.0,
+        timeout: float | datetime.timedelta = 60.0,
         device: torch.device | None = None,
         _is_own: bool = False,
     ) -> None:
@@ -62,13 +73,13 @@ class DistributedGroup:
         original = process_group if process_group is not None else dist.group.WORLD
         if not isinstance(original, dist.ProcessGroup):
             raise AttachError("this process is not a member of the process group")
-        self.timeout = timeout
+        self.timeout = timeout = seconds_of(timeout)
         self.rank = dist.get_rank(original)
         self.size = dist.get_world_size(original)
         self._device = self._message_device(original, device or torch.device("cpu"))
         self._original = original
         self._double: dist.ProcessGroup | None = None
-        self.roll_call: RollCall | None = None
+        self.liveness: Liveness | None = None
         self.doing = "the first meeting"
         self._closed = False
         self._is_own = _is_own
@@ -78,7 +89,7 @@ class DistributedGroup:
             spare = _spares.setdefault(original, {}).setdefault(timeout, [])
             self._double = spare.pop() if spare else self._make_double(original)
         if self._double is not None:
-            self.roll_call = RollCall.of(self._double, self.rank, self.size)
+            self.liveness = Liveness.of(self._double, self.rank, self.size)
             try:
                 self._transport = Transport(self._double, self._device)
             except RuntimeError as cause:
@@ -141,8 +152,8 @@ class DistributedGroup:
         """What happened, after telling the other ranks and finding out who is missing."""
         text = " ".join(str(cause).split()) or type(cause).__name__
         finding = ""
-        if self.roll_call is not None:
-            finding = f"; {self.roll_call.inquire(text)}"
+        if self.liveness is not None:
+            finding = f"; {self.liveness.inquire(text)}"
         error = ExchangeError(
             f"{self.doing} failed on rank {self.rank} of {self.size}{finding}. Cause: "
             f"{text[:300]}. Weights and memory are those of the last whole step: restart from a "
@@ -160,6 +171,9 @@ class DistributedGroup:
         if request.op == "broadcast":
             shown = payload if self.rank == request.root else torch.empty_like(payload)
             return Ticket(self._transport.show(shown, request.root), lambda: shown.to(home))
+        if request.op == "all_reduce":
+            total = payload.clone() if payload is request.payload else payload
+            return Ticket(self._transport.add_up(total), lambda: total.to(home))
         rows = request.out
         if rows is None or rows.device != self._device:
             width = payload.numel() if request.op == "all_gather" else payload.shape[1]
@@ -175,17 +189,6 @@ class DistributedGroup:
     def members(self) -> list[int]:
         """The global ranks that take part, in order."""
         return dist.get_process_group_ranks(self._original)
-
-    def sum_up(self, tensor: Tensor) -> Tensor:
-        """The sum over all ranks, as the backend makes it; the tensor may be used up."""
-        if self._double is None:
-            return tensor
-        payload = tensor.to(self._device).contiguous()
-        try:
-            dist.all_reduce(payload, group=self._double)
-        except RuntimeError as cause:
-            raise self.failure(cause) from cause
-        return payload.to(tensor.device)
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Give all ranks what rank 0 has in these tensors."""

@@ -1,94 +1,189 @@
-"""W workers in one process, without threads or sockets: the same numbers as W processes."""
+"""W ranks in one process, without threads or sockets: the same numbers as W processes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, TypeVar, cast
+from collections import deque
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
-from ..errors import DisagreementError, SchemeError
-from ..meter import Meter
-from ..requests import Request, Routine, Start, Step, Wait
+from ..counters import Counters
+from ..errors import DisagreementError, ExchangeError, SchemeError, SparsewireError
+from ..requests import GroupName, Request, Routine, Start, Step, Wait
 
 Result = TypeVar("Result")
 
 
 class SimulatedGroup:
-    """Runs the exchanges of `size` workers in lockstep."""
+    """Runs the routines of `size` ranks in turn, each until it has to wait for another.
 
-    def __init__(self, size: int) -> None:
+    Arguments:
+        size: how many ranks there are.
+        groups: for each group that requests may name, which ranks belong together, such as
+            `intra_node=[[0, 1], [2, 3]]`. All ranks belong together in a group that is not given.
+
+    A subclass that overrides `carry` sees every message, and may change what arrives.
+    """
+
+    def __init__(self, size: int, **groups: Sequence[Sequence[int]]) -> None:
         if size < 1:
             raise SchemeError(f"a simulated group of {size} workers makes no sense; use at least 1")
         self.size = size
+        self._groups = groups
 
-    def drive(self, runs: Sequence[Routine[Result]], meters: Sequence[Meter]) -> list[Result]:
-        """Run every worker's part to its end; they end together. What each one returned."""
-        answers: Sequence[Any] = [None] * self.size
-        while True:
-            steps: list[Step] = []
-            results: list[Result] = []
-            for run, answer in zip(runs, answers, strict=True):
-                try:
-                    steps.append(run.send(answer))
-                except StopIteration as end:
-                    results.append(end.value)
-            if not steps:
-                return results
-            if results:
-                raise DisagreementError("some workers ended their exchange before the others")
-            answers = self._answer(steps, meters)
+    def drive(
+        self, runs: Sequence[Routine[Result]], all_counters: Sequence[Counters]
+    ) -> list[Result]:
+        """Run every rank's routine to its end, and return what each one returned."""
+        turns = _Turns(self, runs, all_counters)
+        while turns.alive:
+            turns.take()
+        return [turns.results[rank] for rank in range(self.size)]
 
-    def follow(self, runs: Sequence[Routine[Result]], meters: Sequence[Meter]) -> Result:
-        """Run the first worker's part to its end, and the others' as far as it depends on them.
+    def follow(self, runs: Sequence[Routine[Result]], all_counters: Sequence[Counters]) -> Result:
+        """Run the first rank's routine to its end, and the others' as far as it depends on them.
 
-        All ranks end with the same mean, so one of them need work it out.
+        All ranks end with the same mean, so only one of them needs to compute it.
         """
-        answers: Sequence[Any] = [None] * self.size
-        while True:
-            try:
-                steps = [runs[0].send(answers[0])]
-            except StopIteration as end:
-                for run in runs[1:]:
-                    run.close()
-                return cast(Result, end.value)
-            steps += [run.send(answer) for run, answer in zip(runs[1:], answers[1:], strict=True)]
-            answers = self._answer(steps, meters)
+        turns = _Turns(self, runs, all_counters)
+        while 0 not in turns.results:
+            turns.take()
+        for run in runs[1:]:
+            run.close()
+        return turns.results[0]
 
-    def _answer(self, steps: Sequence[Step], meters: Sequence[Meter]) -> list[Any]:
-        if not isinstance(steps[0], Wait):
-            for step, meter in zip(steps, meters, strict=True):
-                assert not isinstance(step, Wait)
-                request = step.request if isinstance(step, Start) else step
-                meter.count(request.traffic(self.size))
-        return results_of(steps)
+    def outcomes(
+        self, runs: Sequence[Routine[Result]], all_counters: Sequence[Counters]
+    ) -> list[Result | SparsewireError]:
+        """Run every rank to its end or to its error, whatever happens to the others.
+
+        A rank that waits for one that has ended gets an `ExchangeError`, as from a network.
+        """
+        turns = _Turns(self, runs, all_counters, raises=False)
+        while turns.alive:
+            turns.take()
+        return [turns.results.get(rank, turns.errors.get(rank)) for rank in range(self.size)]  # type: ignore[misc]
+
+    def carry(self, ranks: Sequence[int], requests: Sequence[Request]) -> list[Any]:
+        """Return what each of these ranks gets when all of them have made their request."""
+        return answer_all(requests)
+
+    def members(self, rank: int, group: GroupName) -> tuple[int, ...]:
+        """Return the ranks that take part in a rank's requests to a group."""
+        sets = self._groups.get(group, [range(self.size)])
+        found = next((tuple(ranks) for ranks in sets if rank in ranks), None)
+        if found is None:
+            raise DisagreementError(f"rank {rank} belongs to no group {group!r}")
+        return found
 
 
-def results_of(steps: Sequence[Step]) -> list[Any]:
-    """What each rank gets when all have made the same step."""
-    kinds = {type(step) for step in steps}
-    if kinds == {Wait}:
-        return [step.ticket for step in steps if isinstance(step, Wait)]
-    if kinds == {Start}:
-        # a copy, as on a network: the sender may write to its payload before all have read it
-        started = [step.request for step in steps if isinstance(step, Start)]
-        return answer_all([replace(r, payload=r.payload.clone()) for r in started])
-    if kinds != {Request}:
-        raise _different()
-    return answer_all([step for step in steps if isinstance(step, Request)])
+@dataclass
+class _Ticket:
+    """A request under way."""
+
+    rank: int
+    request: Request
+    answer: Any = None
+    is_done: bool = False
+
+
+class _Turns(Generic[Result]):
+    """The ranks that still run, what they wait for, and how the others ended."""
+
+    def __init__(
+        self,
+        group: SimulatedGroup,
+        runs: Sequence[Routine[Result]],
+        all_counters: Sequence[Counters],
+        raises: bool = True,
+    ) -> None:
+        self.alive: dict[int, Generator[Step, Any, Result]] = dict(
+            zip(range(group.size), runs, strict=True)
+        )
+        self.results: dict[int, Result] = {}
+        self.errors: dict[int, SparsewireError] = {}
+        self._group = group
+        self._meters = all_counters
+        self._raises = raises
+        self._waiting: dict[int, _Ticket] = {}
+        self._queues: dict[tuple[GroupName, tuple[int, ...]], dict[int, deque[_Ticket]]] = {}
+
+    def take(self) -> None:
+        """Let the first rank that need not wait go on until it must."""
+        for rank in self.alive:
+            ticket = self._waiting.get(rank)
+            if ticket is None or ticket.is_done:
+                self._waiting.pop(rank, None)
+                self._advance(rank, None if ticket is None else ticket.answer)
+                return
+        self._give_up()
+
+    def _advance(self, rank: int, answer: Any, error: SparsewireError | None = None) -> None:
+        run = self.alive[rank]
+        try:
+            step = run.send(answer) if error is None else run.throw(error)
+            while isinstance(step, Start):
+                request = replace(step.request, payload=step.request.payload.clone())
+                step = run.send(self._post(rank, request))
+            self._waiting[rank] = step.ticket if isinstance(step, Wait) else self._post(rank, step)
+        except StopIteration as end:
+            self.results[rank] = end.value
+            del self.alive[rank]
+        except SparsewireError as raised:
+            if self._raises:
+                raise
+            self.errors[rank] = raised
+            del self.alive[rank]
+
+    def _post(self, rank: int, request: Request) -> _Ticket:
+        """Make a request, and carry it if all others have made theirs."""
+        ranks = self._group.members(rank, request.group)
+        if request.group != "intra_node":
+            self._meters[rank].count(request.traffic(len(ranks)))
+        queues = self._queues.setdefault((request.group, ranks), {rank: deque() for rank in ranks})
+        ticket = _Ticket(rank, request)
+        queues[rank].append(ticket)
+        if all(queues.values()):
+            tickets = [queues[rank].popleft() for rank in ranks]
+            answers = self._group.carry(ranks, [ticket.request for ticket in tickets])
+            for each, answer in zip(tickets, answers, strict=True):
+                each.answer, each.is_done = answer, True
+        return ticket
+
+    def _give_up(self) -> None:
+        """All ranks wait for others that have ended, or for requests that nobody makes."""
+        gone = set(range(self._group.size)) - self.alive.keys()
+        if self._raises and gone:
+            raise DisagreementError("some workers ended their exchange before the others")
+        stuck = [
+            rank
+            for rank, ticket in self._waiting.items()
+            if gone.intersection(self._group.members(rank, ticket.request.group))
+        ]
+        who = f"rank {', '.join(map(str, sorted(gone)))} of {self._group.size}"
+        error = ExchangeError(f"the exchange cannot go on: {who} ended") if stuck else _different()
+        for rank in stuck or list(self.alive):
+            del self._waiting[rank]
+            self._advance(rank, None, error)
 
 
 def answer_all(requests: Sequence[Request]) -> list[Any]:
-    """What each rank gets when all have asked."""
+    """Return what each rank gets when all have made their request."""
     first = requests[0]
     payloads = [request.payload for request in requests]
-    alike = all((r.op, r.root) == (first.op, first.root) for r in requests)
+    alike = all((r.op, r.group, r.root) == (first.op, first.group, first.root) for r in requests)
     if not alike or len({payload.shape for payload in payloads}) != 1:
         raise _different()
     if first.op == "all_gather":
         return [payloads] * len(requests)
     if first.op == "all_to_all":
         return [[payload[rank] for payload in payloads] for rank in range(len(requests))]
-    return [payloads[first.root]] * len(requests)
+    if first.op == "broadcast":
+        return [payloads[first.root]] * len(requests)
+    total = payloads[0].clone()
+    for payload in payloads[1:]:
+        total += payload
+    return [total.clone() for _ in requests]
 
 
 def _different() -> DisagreementError:

@@ -92,6 +92,11 @@ class Transport:
         work: Work = dist.broadcast(payload, source, group=self._group, async_op=True)
         return work
 
+    def add_up(self, payload: Tensor) -> Work:
+        """Put the sum of all ranks' payloads into every rank's."""
+        work: Work = dist.all_reduce(payload, group=self._group, async_op=True)
+        return work
+
     def _into_one(self, output: Tensor, payload: Tensor) -> Work:
         work: Work = self._single(output, payload, group=self._group, async_op=True)
         return work

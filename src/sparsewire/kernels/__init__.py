@@ -15,15 +15,13 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
 from ..segments import Segments
-
-if TYPE_CHECKING:
-    from ..shards import Shards
+from ..shards import Shards
 
 log = logging.getLogger("sparsewire.kernels")
 
@@ -33,28 +31,29 @@ _FAST = {"cpu": ("cpu", "numba", 20), "cuda": ("cuda", "triton", 10)}
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What left a ledger.
+class Selection:
+    """What left a residual.
 
     Arguments:
-        indices: ascending inside each piece; `segments.size` is "nowhere" and fills unused room.
-        values: those at `indices`, then those of the whole pieces, in order.
-        squares: for each span, about the sum of squares of what was deposited.
-        unsound: the first span that holds NaN or infinity after the deposit, or -1.
+        indices: ascending inside each segment; `segments.size` is the padding index and fills
+        unused room.
+        values: those at `indices`, then those of the dense segments, in order.
+        squares: for each parameter, about the sum of squares of what was deposited.
+        non_finite: the first parameter that holds NaN or infinity after the deposit, or -1.
         count: how many indices there are, the filling aside.
     """
 
     indices: Tensor
     values: Tensor
     squares: Tensor
-    unsound: Tensor
+    non_finite: Tensor
     count: int | Tensor
 
 
 class Kernels(Protocol):
     """What every module of kernels offers.
 
-    A ledger is a flat tensor with one spare slot behind its last coordinate, which stays zero.
+    A residual is a flat tensor with one spare slot behind its last coordinate, which stays zero.
     The three that withdraw first set after = before + addend (`before` stays as it is; None counts
     as zero), then take entries out of `after` and leave zero behind. Nothing here waits for a
     device, and no size depends on the data.
@@ -62,8 +61,8 @@ class Kernels(Protocol):
 
     def top_k(
         self, before: Tensor | None, addend: Tensor, after: Tensor, segments: Segments
-    ) -> Taken:
-        """Withdraw the `count` largest magnitudes of every piece, equal ones from the left."""
+    ) -> Selection:
+        """Withdraw the `count` largest magnitudes of every segment, equal ones from the left."""
 
     def over_threshold(
         self,
@@ -73,10 +72,11 @@ class Kernels(Protocol):
         segments: Segments,
         sample: int,
         key: int,
-    ) -> Taken:
-        """Withdraw what reaches a threshold found on a strided sample of every piece.
+    ) -> Selection:
+        """Withdraw what reaches a threshold found on a strided sample of every segment.
 
-        More hits than room: the largest of them. Fewer: "nowhere" behind the hits of all pieces.
+        More hits than room: the largest of them. Fewer: the padding index behind the hits of all
+        segments.
         """
 
     def chosen(
@@ -86,28 +86,29 @@ class Kernels(Protocol):
         after: Tensor,
         segments: Segments,
         indices: Tensor,
-    ) -> Taken:
+    ) -> Selection:
         """Withdraw what lies at `indices`."""
 
     def random_k(self, segments: Segments, key: int, device: torch.device) -> Tensor:
-        """`count` coordinates of every piece, all subsets equally likely."""
+        """`count` coordinates of every segment, all subsets equally likely."""
 
     def block_random_k(self, segments: Segments, key: int, device: torch.device) -> Tensor:
-        """One run of `count` coordinates of every piece: uniform start, wrapping around."""
+        """One run of `count` coordinates of every segment: uniform start, wrapping around."""
 
     def block_norms(
         self, before: Tensor | None, addend: Tensor, segments: Segments, block: int
     ) -> Tensor:
-        """The sum of squares of before + addend in every block of every piece, as float32.
+        """The sum of squares of before + addend in every block of every segment, as float32.
 
-        Blocks have `block` coordinates and begin where their piece does; the last may be shorter.
+        Blocks have `block` coordinates and begin where their segment does; the last may be shorter.
         """
 
     def top_blocks(self, norms: Tensor, segments: Segments, block: int) -> Tensor:
         """The coordinates of the blocks with the largest norms, equal ones from the left: of every
-        piece as many as hold its `count`. What is not a number counts as infinite.
+        segment as many as hold its `count`. What is not a number counts as infinite.
 
-        Every block has `block` slots; "nowhere" fills those of shorter ones, behind all others.
+        Every block has `block` slots; the padding index fills those of shorter ones, behind all
+        others.
         """
 
     def add_up(
@@ -119,15 +120,18 @@ class Kernels(Protocol):
     ) -> None:
         """flat = the sum of all messages' (indices, values), each times `share`, in rank order."""
 
-    def put_back(self, ledger: Tensor, indices: Tensor, errors: Tensor, segments: Segments) -> None:
-        """Add rounding errors to the entries of a ledger that they came from."""
+    def put_back(
+        self, residual: Tensor, indices: Tensor, errors: Tensor, segments: Segments
+    ) -> None:
+        """Add rounding errors to the entries of a residual that they came from."""
 
     def deal(self, indices: Tensor, shards: Shards) -> tuple[Tensor, Tensor]:
         """Deal entries out to their owners: for every slot of every owner's part, the place of an
         entry in the owner's shard, and the number of that entry.
 
-        An owner's slots hold its entries in order, as many of each piece as there is room for. The
-        rest of them holds the owner's "nowhere", and the number behind that of the last entry.
+        An owner's slots hold its entries in order, as many of each segment as there is room for.
+        The rest of them holds the owner's padding index, and the number behind that of the last
+        entry.
         """
 
     def collect(self, places: Tensor, owner: int, shards: Shards) -> Tensor:
@@ -153,20 +157,20 @@ class Kernels(Protocol):
         """
 
     def write_ascending(self, indices: Tensor, width: int, segments: Segments) -> Tensor:
-        """`segments.room` ascending indices as Elias and Fano write them: the low `width` bits of
-        each, packed, then flags, of which index number n sets the one at n + (index >> width)."""
+        """`segments.capacity` ascending indices as Elias and Fano write them: the low `width` bits
+        of each, packed, then flags; index number n sets the one at n + (index >> width)."""
 
     def read_ascending(self, data: Tensor, width: int, segments: Segments) -> Tensor:
-        """The indices again, as int64; of damaged bytes any numbers.
+        """The indices again, as int64; of corrupt bytes any numbers.
 
         If there are more of them than room, the last one is out of range.
         """
 
-    def digest(self, data: Tensor, key: int) -> Tensor:
+    def checksum(self, data: Tensor, key: int) -> Tensor:
         """64 bits that change when any bit of `data` (whole words of eight bytes) or `key` does."""
 
     def is_ascending(self, indices: Tensor, size: int) -> Tensor:
-        """Whether indices are ascending, unique and in range, "nowhere" at the end aside."""
+        """Whether indices are ascending, unique and in range, padding at the end aside."""
 
     def inspect(
         self,
@@ -177,10 +181,10 @@ class Kernels(Protocol):
         nbytes: int,
         size: int,
     ) -> Tensor:
-        """A row of bools for every message: whether its last eight bytes are the digest of the
+        """A row of bools for every message: whether its last eight bytes are the checksum of the
         others, its indices are ascending, its values are finite, and it has `nbytes`.
 
-        They are numbered from `first`, and `randomness.join(key, number)` is the key of a digest.
+        They are numbered from `first`, and `randomness.join(key, number)` is the key of a checksum.
         """
 
 
@@ -209,9 +213,7 @@ def prepare(kind: str) -> None:
 
 
 def _try_all(kernels: Kernels, device: torch.device) -> None:
-    from ..shards import Shards
-
-    segments = Segments.cut({"a": (96, 64), "b": (64,)}, _Tenth(), whole=100)
+    segments = Segments.partition({"a": (96, 64), "b": (64,)}, _Tenth(), dense_below=100)
     size = segments.size
     before, after = (torch.zeros(size + 1, device=device) for _ in range(2))
     for dtype in (torch.float32, torch.bfloat16):
@@ -221,24 +223,24 @@ def _try_all(kernels: Kernels, device: torch.device) -> None:
             kernels.over_threshold(kept, addend, after, segments, 10, 0)
     indices = kernels.random_k(segments, 0, device)
     kernels.chosen(before, addend.float(), after, segments, indices)
-    taken = kernels.chosen(
+    selection = kernels.chosen(
         None, addend, after, segments, kernels.block_random_k(segments, 0, device)
     )
     for kept in (before, None):
         norms = kernels.block_norms(kept, addend, segments, 8)
     kernels.top_blocks(norms, segments, 8)
-    kernels.put_back(after, taken.indices, taken.values, segments)
+    kernels.put_back(after, selection.indices, selection.values, segments)
     kernels.add_up(
-        torch.ones_like(before[:size]), [(taken.indices, taken.values)] * 2, 0.5, segments
+        torch.ones_like(before[:size]), [(selection.indices, selection.values)] * 2, 0.5, segments
     )
     for width in (1, 2, 6):
         kernels.unpack(kernels.pack(indices, width), indices.numel(), width)
     kernels.find_flags(kernels.set_flags(indices, size), indices.numel() + 1)
     kernels.read_ascending(kernels.write_ascending(indices, 3, segments), 3, segments)
-    kernels.digest(indices.view(torch.uint8), 0)
+    kernels.checksum(indices.view(torch.uint8), 0)
     kernels.is_ascending(indices, size)
     whole = torch.zeros(16, dtype=torch.uint8, device=device)
-    kernels.inspect([whole] * 2, [(taken.indices, taken.values)] * 2, 0, 0, 16, size)
+    kernels.inspect([whole] * 2, [(selection.indices, selection.values)] * 2, 0, 0, 16, size)
     shards = Shards(segments, 2)
     places, _ = kernels.deal(indices, shards)
     kernels.collect(places[: shards.slots[1]], 0, shards)
@@ -251,7 +253,7 @@ class _Tenth:
     def entries(self, length: int) -> int:
         return -(-length // 10)
 
-    room = entries
+    capacity = entries
 
 
 @cache

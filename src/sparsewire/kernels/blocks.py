@@ -1,4 +1,4 @@
-"""Aligned blocks of the pieces, as tensors that are kept from step to step."""
+"""Aligned blocks of the segments, as tensors that are kept from step to step."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ..segments import Segments
 class BlockTable:
     """All blocks in the order of the flat gradient, as int64 columns.
 
-    A piece of `count` coordinates to send has so many blocks to choose as hold them.
+    A segment of `count` coordinates to send has so many blocks to choose as hold them.
     """
 
     starts: Tensor
     stops: Tensor
-    pieces: Tensor
-    slots: Tensor  # the places of those chosen, once each piece's blocks are sorted by rank
-    rows: Tensor  # of every piece its start, length, and how many blocks of it are chosen
-    is_ragged: bool  # some piece's last block is shorter
+    segments: Tensor
+    slots: Tensor  # the places of those chosen, once each segment's blocks are sorted by rank
+    rows: Tensor  # of every segment its start, length, and how many blocks of it are chosen
+    is_ragged: bool  # some segment's last block is shorter
 
     @staticmethod
     def of(segments: Segments, block: int, device: torch.device) -> BlockTable:
@@ -35,18 +35,18 @@ class BlockTable:
 
     @staticmethod
     def _make(segments: Segments, block: int, device: torch.device) -> BlockTable:
-        pieces = segments.table(device)
-        blocks = (pieces.lengths + block - 1) // block
-        owner = torch.repeat_interleave(torch.arange(len(segments.pieces), device=device), blocks)
+        table = segments.table(device)
+        blocks = (table.lengths + block - 1) // block
+        owner = torch.repeat_interleave(torch.arange(len(segments.sparse), device=device), blocks)
         number = torch.arange(owner.numel(), device=device) - (blocks.cumsum(0) - blocks)[owner]
-        starts = pieces.starts[owner] + number * block
-        ends = (pieces.starts + pieces.lengths)[owner]
-        chosen = (pieces.counts + block - 1) // block
+        starts = table.starts[owner] + number * block
+        ends = (table.starts + table.lengths)[owner]
+        chosen = (table.counts + block - 1) // block
         return BlockTable(
             starts=starts,
             stops=torch.minimum(starts + block, ends),
-            pieces=owner,
+            segments=owner,
             slots=(number < chosen[owner]).nonzero().squeeze(1),
-            rows=torch.stack([pieces.starts, pieces.lengths, chosen], dim=1),
-            is_ragged=any(piece.length % block for piece in segments.pieces),
+            rows=torch.stack([table.starts, table.lengths, chosen], dim=1),
+            is_ragged=any(segment.length % block for segment in segments.sparse),
         )

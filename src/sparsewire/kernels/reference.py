@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,22 +12,19 @@ from torch import Tensor
 from .. import randomness
 from ..randomness import below, fold, join, mix, name_key, signed, stream
 from ..segments import Segments
-from . import Taken
+from ..shards import BLOCK, Shards, rotation
+from . import Selection
 from .bits import ascending_flags, find_flags, pack, packed_bytes, set_flags, unpack
 from .blocks import BlockTable
-from .cards import CARD, rotation
-
-if TYPE_CHECKING:
-    from ..shards import Shards
 
 __all__ = [
     "add_up",
     "block_norms",
     "block_random_k",
+    "checksum",
     "chosen",
     "collect",
     "deal",
-    "digest",
     "find_flags",
     "inspect",
     "is_ascending",
@@ -46,7 +42,7 @@ __all__ = [
 ]
 
 
-def top_k(before: Tensor | None, addend: Tensor, after: Tensor, segments: Segments) -> Taken:
+def top_k(before: Tensor | None, addend: Tensor, after: Tensor, segments: Segments) -> Selection:
     _deposit(before, addend, after)
     return _take(addend, after, segments, _largest(after, segments))
 
@@ -58,17 +54,17 @@ def over_threshold(
     segments: Segments,
     sample: int,
     key: int,
-) -> Taken:
+) -> Selection:
     _deposit(before, addend, after)
     hits = _hits(after, segments, sample, key)
-    indices = torch.full((segments.room,), segments.size, device=after.device)
+    indices = torch.full((segments.capacity,), segments.size, device=after.device)
     indices[: hits.numel()] = hits
     return replace(_take(addend, after, segments, indices), count=hits.numel())
 
 
 def chosen(
     before: Tensor | None, addend: Tensor, after: Tensor, segments: Segments, indices: Tensor
-) -> Taken:
+) -> Selection:
     _deposit(before, addend, after)
     return _take(addend, after, segments, indices)
 
@@ -81,29 +77,29 @@ def _deposit(before: Tensor | None, addend: Tensor, after: Tensor) -> None:
         torch.add(before[: addend.numel()], addend, out=target)
 
 
-def _take(addend: Tensor, ledger: Tensor, segments: Segments, indices: Tensor) -> Taken:
-    squares, unsound = _inspect(addend, ledger, segments)
-    values = ledger[indices]
-    ledger[indices] = 0
-    if segments.whole_runs:
-        values = torch.cat([values, *(ledger[start:stop] for start, stop in segments.whole_runs)])
-    for start, stop in segments.whole_runs:
-        ledger[start:stop] = 0
-    return Taken(indices, values, squares, unsound, indices.numel())
+def _take(addend: Tensor, residual: Tensor, segments: Segments, indices: Tensor) -> Selection:
+    squares, non_finite = _inspect(addend, residual, segments)
+    values = residual[indices]
+    residual[indices] = 0
+    if segments.dense_runs:
+        values = torch.cat([values, *(residual[start:stop] for start, stop in segments.dense_runs)])
+    for start, stop in segments.dense_runs:
+        residual[start:stop] = 0
+    return Selection(indices, values, squares, non_finite, indices.numel())
 
 
-def _inspect(addend: Tensor, ledger: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
-    spans = [span for span in segments.spans if span.length]
-    squares = torch.zeros(len(segments.spans), dtype=torch.float64, device=ledger.device)
-    if not spans:
-        return squares, torch.tensor(-1, device=ledger.device)
-    numbers = torch.tensor([n for n, span in enumerate(segments.spans) if span.length])
+def _inspect(addend: Tensor, residual: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
+    params = [param for param in segments.params if param.length]
+    squares = torch.zeros(len(segments.params), dtype=torch.float64, device=residual.device)
+    if not params:
+        return squares, torch.tensor(-1, device=residual.device)
+    numbers = torch.tensor([n for n, param in enumerate(segments.params) if param.length])
     addend = addend.to(torch.promote_types(addend.dtype, torch.float32))
-    norms = torch._foreach_norm([addend[span.start : span.stop] for span in spans])
-    squares[numbers.to(ledger.device)] = torch.stack(norms).double().square()
-    sums = torch._foreach_norm([ledger[span.start : span.stop] for span in spans], math.inf)
+    norms = torch._foreach_norm([addend[param.start : param.stop] for param in params])
+    squares[numbers.to(residual.device)] = torch.stack(norms).double().square()
+    sums = torch._foreach_norm([residual[param.start : param.stop] for param in params], math.inf)
     is_bad = ~torch.stack(sums).isfinite()  # the largest magnitude, or NaN
-    first = torch.where(is_bad, numbers.to(ledger.device), len(segments.spans)).amin()
+    first = torch.where(is_bad, numbers.to(residual.device), len(segments.params)).amin()
     return squares, torch.where(is_bad.any(), first, -1)
 
 
@@ -147,36 +143,36 @@ def _magnitudes(values: Tensor) -> Tensor:
     return values.abs().nan_to_num_(math.inf, math.inf)
 
 
-def _largest(ledger: Tensor, segments: Segments) -> Tensor:
+def _largest(residual: Tensor, segments: Segments) -> Tensor:
     found = []
     for start, rows, length, count in segments.grids:
-        magnitudes = _magnitudes(ledger[start : start + rows * length])
+        magnitudes = _magnitudes(residual[start : start + rows * length])
         if rows == 1:
             found.append(_top_of(magnitudes, count) + start)
         else:
             mask = _top_mask(magnitudes.view(rows, length), count)
             found.append(mask.view(-1).nonzero().squeeze(1) + start)
-    return _joined(found, ledger.device)
+    return _joined(found, residual.device)
 
 
-def _hits(ledger: Tensor, segments: Segments, sample: int, key: int) -> Tensor:
+def _hits(residual: Tensor, segments: Segments, sample: int, key: int) -> Tensor:
     found = []
-    for piece, stride in zip(segments.pieces, segments.strides(sample), strict=True):
-        magnitudes = _magnitudes(ledger[piece.start : piece.stop])
-        seen = magnitudes[fold(key, name_key(piece.name)) % stride :: stride]
-        keep = max(1, round(seen.numel() * piece.count / piece.length))
+    for segment, stride in zip(segments.sparse, segments.strides(sample), strict=True):
+        magnitudes = _magnitudes(residual[segment.start : segment.stop])
+        seen = magnitudes[fold(key, name_key(segment.name)) % stride :: stride]
+        keep = max(1, round(seen.numel() * segment.count / segment.length))
         threshold = seen.kthvalue(seen.numel() - keep + 1).values
         hits = ((magnitudes >= threshold) & (magnitudes > 0)).nonzero().squeeze(1)
-        if hits.numel() > piece.room:
-            hits = hits[_top_mask(magnitudes[hits][None], piece.room)[0]]
-        found.append(hits + piece.start)
-    return _joined(found, ledger.device)
+        if hits.numel() > segment.capacity:
+            hits = hits[_top_mask(magnitudes[hits][None], segment.capacity)[0]]
+        found.append(hits + segment.start)
+    return _joined(found, residual.device)
 
 
 def random_k(segments: Segments, key: int, device: torch.device) -> Tensor:
     """Draw coordinates until `wanted` different ones are marked: those chosen, or those left out.
 
-    Draw number j of a piece is a hash of its key and j. As many are drawn as are still missing,
+    Draw number j of a segment is a hash of its key and j. As many are drawn as are still missing,
     which can never be too many, until none is.
     """
     table = segments.table(device)
@@ -193,9 +189,9 @@ def random_k(segments: Segments, key: int, device: torch.device) -> Tensor:
         drawn = drawn + missing
         found = torch.bucketize(marked.nonzero().squeeze(1), table.starts, right=True) - 1
         missing = wanted - torch.bincount(found, minlength=wanted.numel())
-    for piece in segments.pieces:
-        if piece.count > piece.length - piece.count:
-            marked[piece.start : piece.start + piece.length].logical_not_()
+    for segment in segments.sparse:
+        if segment.count > segment.length - segment.count:
+            marked[segment.start : segment.start + segment.length].logical_not_()
     return marked.nonzero().squeeze(1)
 
 
@@ -230,13 +226,15 @@ def top_blocks(norms: Tensor, segments: Segments, block: int) -> Tensor:
     table, size = BlockTable.of(segments, block, norms.device), segments.size
     # bits of numbers from zero to infinity are ordered as the numbers are
     bits = norms.nan_to_num(math.inf, math.inf).view(torch.int32).clamp_(min=0)
-    order = ((table.pieces << 32) - bits).sort(stable=True).indices
+    order = ((table.segments << 32) - bits).sort(stable=True).indices
     blocks = order[table.slots].sort().values
     indices = table.starts[blocks][:, None] + torch.arange(block, device=norms.device)
     if not table.is_ragged:
         return indices.view(-1)
     inside = (indices < table.stops[blocks][:, None]).view(-1)
-    place = torch.where(inside, inside.cumsum(0) - 1, inside.numel())  # "nowhere" goes behind
+    place = torch.where(
+        inside, inside.cumsum(0) - 1, inside.numel()
+    )  # the padding index goes behind
     packed = torch.full((inside.numel() + 1,), size, device=norms.device)
     packed[place] = torch.where(inside, indices.view(-1), size)
     return packed[:-1]
@@ -254,40 +252,44 @@ def add_up(
         _add(flat, indices, values * share, segments)
 
 
-def put_back(ledger: Tensor, indices: Tensor, errors: Tensor, segments: Segments) -> None:
-    _add(ledger[: segments.size], indices, errors, segments)
+def put_back(residual: Tensor, indices: Tensor, errors: Tensor, segments: Segments) -> None:
+    _add(residual[: segments.size], indices, errors, segments)
 
 
 def _add(flat: Tensor, indices: Tensor, values: Tensor, segments: Segments) -> None:
-    """Indices are unique but for "nowhere", where nothing is added: the order is no matter."""
+    """Indices are unique but for padding, where nothing is added: the order is no matter."""
     count, size = indices.numel(), flat.numel()
     if count:
         inside = indices < size
         flat.index_add_(0, indices[inside], values[:count][inside])
     at = count
-    for start, stop in segments.whole_runs:
+    for start, stop in segments.dense_runs:
         flat[start:stop] += values[at : at + stop - start]
         at += stop - start
 
 
 def deal(indices: Tensor, shards: Shards) -> tuple[Tensor, Tensor]:
-    table, world, count = shards.table(indices.device), shards.world, indices.numel()
-    pieces, slots = table.pieces.numel(), table.fillers.numel()
-    span = torch.bucketize(indices, table.starts, right=True) - 1
-    card = (indices - table.starts[span]) // CARD
-    turn, key = card // world, table.keys[span]
-    owner = (card + rotation(turn, key, world)) % world
-    local = table.local[owner, span] + turn * CARD + (indices - table.starts[span]) % CARD
-    piece = torch.bucketize(indices, table.pieces, right=True) - 1
-    group = torch.where(indices < shards.segments.size, owner * pieces + piece, world * pieces)
+    table, world_size, count = shards.table(indices.device), shards.world_size, indices.numel()
+    segments, slots = table.segments.numel(), table.fillers.numel()
+    param = torch.bucketize(indices, table.starts, right=True) - 1
+    block = (indices - table.starts[param]) // BLOCK
+    turn, key = block // world_size, table.keys[param]
+    owner = (block + rotation(turn, key, world_size)) % world_size
+    local = table.local[owner, param] + turn * BLOCK + (indices - table.starts[param]) % BLOCK
+    segment = torch.bucketize(indices, table.segments, right=True) - 1
+    group = torch.where(
+        indices < shards.segments.size, owner * segments + segment, world_size * segments
+    )
     group, order = group.sort(stable=True)
-    first = torch.searchsorted(group, torch.arange(world * pieces + 1, device=indices.device))
-    taken = torch.minimum(first.diff().view(world, pieces), table.rooms)
-    begin = taken.cumsum(1) - taken + table.slots[:-1, None]
+    first = torch.searchsorted(
+        group, torch.arange(world_size * segments + 1, device=indices.device)
+    )
+    selection = torch.minimum(first.diff().view(world_size, segments), table.capacities)
+    begin = selection.cumsum(1) - selection + table.slots[:-1, None]
     number = torch.arange(count, device=indices.device) - first[group]
-    # a last group of no slots: "nowhere"
-    taken, begin = (torch.nn.functional.pad(t.view(-1), (0, 1)) for t in (taken, begin))
-    slot = torch.where(number < taken[group], begin[group] + number, slots)
+    # a last group of no slots: the padding index
+    selection, begin = (torch.nn.functional.pad(t.view(-1), (0, 1)) for t in (selection, begin))
+    slot = torch.where(number < selection[group], begin[group] + number, slots)
     places = torch.cat([table.fillers, table.fillers.new_zeros(1)])
     sources = torch.full_like(places, count)
     places[slot] = local[order]
@@ -296,14 +298,14 @@ def deal(indices: Tensor, shards: Shards) -> tuple[Tensor, Tensor]:
 
 
 def collect(places: Tensor, owner: int, shards: Shards) -> Tensor:
-    table, world = shards.table(places.device), shards.world
-    if not shards.segments.spans:
+    table, world_size = shards.table(places.device), shards.world_size
+    if not shards.segments.params:
         return torch.zeros_like(places)
-    span = torch.bucketize(places, table.local[owner], right=True) - 1
-    inside = places - table.local[owner][span]
-    turn = inside // CARD
-    card = (owner - rotation(turn, table.keys[span], world)) % world
-    indices = table.starts[span] + (turn * world + card) * CARD + inside % CARD
+    param = torch.bucketize(places, table.local[owner], right=True) - 1
+    inside = places - table.local[owner][param]
+    turn = inside // BLOCK
+    block = (owner - rotation(turn, table.keys[param], world_size)) % world_size
+    indices = table.starts[param] + (turn * world_size + block) * BLOCK + inside % BLOCK
     inside = (places >= 0) & (places < shards.part(owner).size)
     return torch.where(inside, indices, shards.segments.size)
 
@@ -328,7 +330,7 @@ def write_ascending(
     set_flags: Callable[[Tensor, int], Tensor] = set_flags,
 ) -> Tensor:
     high = (indices >> width).add_(_numbers(segments, indices.device))
-    flags = set_flags(high, ascending_flags(segments.room, segments.size, width))
+    flags = set_flags(high, ascending_flags(segments.capacity, segments.size, width))
     return torch.cat([pack(indices, width), flags])
 
 
@@ -339,10 +341,10 @@ def read_ascending(
     unpack: Callable[[Tensor, int, int], Tensor] = unpack,
     find_flags: Callable[[Tensor, int], Tensor] = find_flags,
 ) -> Tensor:
-    split = packed_bytes(segments.room, width)
-    flags = find_flags(data[split:], segments.room + 1)
+    split = packed_bytes(segments.capacity, width)
+    flags = find_flags(data[split:], segments.capacity + 1)
     high = flags[:-1] - _numbers(segments, data.device)
-    low = unpack(data[:split], segments.room, width)
+    low = unpack(data[:split], segments.capacity, width)
     indices = high.bitwise_left_shift_(width).add_(low)
     is_all = flags[-1] == 8 * (data.numel() - split)
     indices[-1] = torch.where(is_all, indices[-1], segments.size + 1)
@@ -353,13 +355,13 @@ def _numbers(segments: Segments, device: torch.device) -> Tensor:
     """0, 1, 2 … for every slot, kept for every later step."""
     key = ("numbers", device)
     if key not in segments.scratch:
-        segments.scratch[key] = torch.arange(segments.room, device=device)
+        segments.scratch[key] = torch.arange(segments.capacity, device=device)
     numbers: Tensor = segments.scratch[key]
     return numbers
 
 
-def digest(data: Tensor, key: int) -> Tensor:
-    return randomness.digest(data.view(torch.int64), key)
+def checksum(data: Tensor, key: int) -> Tensor:
+    return randomness.checksum(data.view(torch.int64), key)
 
 
 def is_ascending(indices: Tensor, size: int) -> Tensor:
@@ -376,7 +378,7 @@ def inspect(
     first: int,
     nbytes: int,
     size: int,
-    digest: Callable[[Tensor, int], Tensor] = digest,
+    checksum: Callable[[Tensor, int], Tensor] = checksum,
     is_ascending: Callable[[Tensor, int], Tensor] = is_ascending,
 ) -> Tensor:
     rows = []
@@ -384,7 +386,7 @@ def inspect(
         fine = torch.ones((), dtype=torch.bool, device=message.device)
         row = [fine, fine, fine, ~fine]
         if message.numel() == nbytes:
-            found = digest(message[:-8], join(key, first + number))
+            found = checksum(message[:-8], join(key, first + number))
             row[0] = found == message[-8:].view(torch.int64)[0]
             row[1] = is_ascending(indices, size)
             row[2] = finite(values)

@@ -1,33 +1,36 @@
 """Which coordinates travel.
 
-A selector is a frozen dataclass that withdraws entries from the ledger: a seeded one says which
-`coordinates`, any other overrides `withdraw`, and a negotiated one overrides `choose` too. To add
-one: write the class in a module of this folder and name it in `ALL`; parser, `sparsewire list`,
-docs and law tests follow from that.
+A selector is a frozen dataclass: a seeded one overrides `coordinates`, any other `select`, and a
+negotiated one `negotiation` and `negotiate` too. To add one, write the class in a module of this
+folder and name it in `ALL`; parser, `sparsewire list`, docs and law tests follow from that.
 """
 
 from __future__ import annotations
 
-from .agreed import LeaderTopK, TopBlock, UnionTopK
-from .base import DEFAULT_RATIO, Coordination, Draw, Selector, Sized, Table
-from .own import BlockRandomK, Dense, RandomK, Threshold, TopK
+from .base import DEFAULT_RATIO, NO_STATE, Accumulation, Coordination, Selector, Sized
+from .local import BlockRandomK, Dense, RandomK, Threshold, TopK
+from .negotiated import LeaderTopK, TopBlock, UnionTopK
+from .negotiation import Negotiation, NegotiationPlan
 
 __all__ = [
     "ALL",
     "DEFAULT_RATIO",
+    "NO_STATE",
+    "Accumulation",
     "BlockRandomK",
     "Coordination",
     "Dense",
-    "Draw",
     "LeaderTopK",
+    "Negotiation",
+    "NegotiationPlan",
     "RandomK",
     "Selector",
     "Sized",
-    "Table",
     "Threshold",
     "TopBlock",
     "TopK",
     "UnionTopK",
+    "owner_selector",
 ]
 
 ALL: tuple[type[Selector], ...] = (
@@ -40,3 +43,8 @@ ALL: tuple[type[Selector], ...] = (
     UnionTopK,
     Dense,
 )
+
+
+def owner_selector(selector: Selector) -> Selector:
+    """Return the selector of a shard owner: the same rule, if it looks at magnitudes."""
+    return TopK() if selector.coordination.is_seeded else selector

@@ -1,70 +1,43 @@
-"""What every selector says, and what those share that send a ratio of every piece."""
+"""What every selector says, and what those share that send a ratio of every segment."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Generator
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import kernels
+from ..codecs import IndexCodec
 from ..errors import SchemeError
-from ..kernels import Taken
+from ..kernels import Selection
 from ..notation import Part
-from ..randomness import fold
+from ..randomness import RandomKey
+from ..requests import Routine
 from ..segments import Segments
+from ..state import StateField, StepState
+from .negotiation import Negotiation, NegotiationPlan
 
+NO_STATE = StepState({}, {})
 DEFAULT_RATIO = 0.01  # what both papers send
 
 
-@dataclass(frozen=True)
-class Draw:
-    """What random choices depend on."""
+class Accumulation(NamedTuple):
+    """What a selector selects from: before + addend, which kernels add up as they select.
 
-    seed: int
-    step: int
-    rank: int
-
-    def key(self, shared: bool) -> int:
-        """One integer for this step: this rank's own, or the same on all ranks."""
-        return fold(self.seed, self.step, 0 if shared else self.rank + 1)
-
-
-class Table(Protocol):
-    """Where ranks talk about a choice before they make it; damage on the way is remembered there.
-
-    Its methods are generators that yield what they want communicated, as an exchange does.
+    Arguments:
+        before: the residual as the last step left it; None if nothing is kept.
+        addend: what this step adds to it.
+        after: receives the sum, and loses what is selected.
     """
 
-    world: int
-    """How many ranks there are."""
-    turn: int
-    """This rank's place in the order of this step: 0 for the leader, who is another at the next."""
-
-    @property
-    def notice(self) -> Segments:
-        """The pieces, with as many coordinates as this rank may name."""
-
-    def add_up(self, numbers: Tensor) -> Generator[Any, Any, Tensor]:
-        """The sum of all ranks' numbers, in rank order: the same bits everywhere."""
-
-    def name(self, indices: Tensor) -> Generator[Any, Any, None]:
-        """As leader: tell all others these coordinates, which fill the slots of the notice."""
-
-    def hear(self) -> Generator[Any, Any, Tensor]:
-        """The coordinates that the leader names; safe ones if they arrive damaged."""
-
-    def pool(self, indices: Tensor) -> Generator[Any, Any, Tensor]:
-        """Name these coordinates, which fill the slots of the notice, as all others name theirs.
-
-        The answer is what anybody named, ascending, each once, then "nowhere": as many as a message
-        has slots. What arrives damaged is left out.
-        """
+    before: Tensor | None
+    addend: Tensor
+    after: Tensor
 
 
 class Coordination(Enum):
@@ -86,7 +59,7 @@ class Coordination(Enum):
 
     @property
     def is_seeded(self) -> bool:
-        """Whether the coordinates follow from a `Draw` alone."""
+        """Whether the coordinates follow from a `RandomKey` alone."""
         return self in (Coordination.LOCAL_SEEDED, Coordination.SHARED_SEEDED)
 
 
@@ -94,14 +67,16 @@ class Selector(Part, ABC):
     """Chooses coordinates.
 
     `coordination`: how ranks come to them; a property where it depends on a field.
-    `proposers`: which ranks propose coordinates before the choice, written by the index codec, if
-    it is negotiated: all of them, or the leader, which is another rank at every step.
+    `proposers`: which ranks propose coordinates before a negotiated selection: all of them, or a
+    leader, which changes at every step.
     `clustered`: coordinates lie side by side.
+    `fields`: what the selector keeps from step to step; `select` finds it in `state`.
     """
 
     coordination: Coordination
     proposers: ClassVar[Literal["none", "leader", "all"]] = "none"
     clustered: ClassVar[bool] = False
+    fields: ClassVar[tuple[StateField, ...]] = ()
 
     @property
     def sends_all(self) -> bool:
@@ -110,58 +85,52 @@ class Selector(Part, ABC):
 
     @abstractmethod
     def entries(self, length: int) -> int:
-        """How many coordinates of a piece of this length are to be sent."""
+        """Return how many coordinates of a segment of this length are to be sent."""
 
     @abstractmethod
-    def room(self, length: int) -> int:
-        """How many slots a message has for them."""
+    def capacity(self, length: int) -> int:
+        """Return how many slots a message has for them."""
 
-    def withdraw(
+    def select(
         self,
-        before: Tensor | None,
-        addend: Tensor,
-        after: Tensor,
+        accumulation: Accumulation,
         segments: Segments,
-        draw: Draw,
-    ) -> Taken:
-        """after = before + addend; then take what travels out of `after`, as a rank alone does."""
-        indices = self.coordinates(segments, draw, after.device)
-        return kernels.on(after.device).chosen(before, addend, after, segments, indices)
+        key: RandomKey,
+        state: StepState = NO_STATE,
+    ) -> Selection:
+        """Add up the accumulation and take what is sent out of `after`, as a rank alone does."""
+        indices = self.coordinates(segments, key, accumulation.after.device)
+        return kernels.on(accumulation.after.device).chosen(*accumulation, segments, indices)
 
-    def choose(
-        self,
-        before: Tensor | None,
-        addend: Tensor,
-        after: Tensor,
-        segments: Segments,
-        draw: Draw,
-        table: Table,
-    ) -> Generator[Any, Any, Taken]:
-        """The same among other ranks, who may be talked to at the `table` first."""
-        yield from ()  # nothing to say
-        return self.withdraw(before, addend, after, segments, draw)
-
-    def summed(self, segments: Segments) -> int:
-        """How many numbers all ranks add up before they choose."""
-        return 0
-
-    def names(self, count: int, world: int) -> int:
-        """How many coordinates one of `world` ranks may name, where `count` of a piece are sent; a
-        leader names all."""
-        return count
-
-    def coordinates(self, segments: Segments, draw: Draw, device: torch.device) -> Tensor:
-        """The indices that rank `draw.rank` sends; seeded selectors only."""
+    def coordinates(self, segments: Segments, key: RandomKey, device: torch.device) -> Tensor:
+        """Return the indices that rank `key.rank` sends; seeded selectors only."""
         raise NotImplementedError(f"the coordinates of {self!r} depend on the gradient")
+
+    def negotiation(
+        self, indices: IndexCodec, segments: Segments, world_size: int
+    ) -> NegotiationPlan | None:
+        """Return what `world_size` ranks tell each other before they select; None if nothing."""
+        return None
+
+    def negotiate(
+        self,
+        accumulation: Accumulation,
+        segments: Segments,
+        key: RandomKey,
+        state: StepState,
+        negotiation: Negotiation,
+    ) -> Routine[Selection]:
+        """Select among other ranks, after talking to them; negotiated selectors only."""
+        raise NotImplementedError(f"{self!r} does not negotiate")
 
     @abstractmethod
     def contraction(self, length: int) -> float:
-        """δ such that E‖x − C(x)‖² ≤ (1 − δ)‖x‖² on a piece of this length."""
+        """Return δ such that E‖x − C(x)‖² ≤ (1 − δ)‖x‖² on a segment of this length."""
 
 
 @dataclass(frozen=True, repr=False)
 class Sized(Selector):
-    """What the selectors share that send a ratio of every piece, or a count of coordinates."""
+    """What the selectors share that send a ratio of every segment, or a count of coordinates."""
 
     ratio: float | None = None
     count: int | None = None

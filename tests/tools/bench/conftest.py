@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsewire.meter import STAGES
+from sparsewire.counters import STAGES
 from sparsewire.tools.bench.results import Contender, Results, Run, Sample
 from sparsewire.tools.bench.setting import Setting
 from sparsewire.tools.bench.stopwatch import PARTS

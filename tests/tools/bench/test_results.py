@@ -68,7 +68,7 @@ def test_names_of_schemes(typed: str, name: str) -> None:
 
 
 def test_an_unknown_peer() -> None:
-    with pytest.raises(sw.SchemeError, match="did you mean powersgd-1"):
+    with pytest.raises(sw.errors.SchemeError, match="did you mean powersgd-1"):
         contenders.peer("powersgd1")
 
 

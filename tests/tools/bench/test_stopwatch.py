@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsewire.meter import STAGES
+from sparsewire.counters import STAGES
 from sparsewire.tools.bench.contenders import COMPUTE, DENSE, Entry
 from sparsewire.tools.bench.stopwatch import PARTS, Marks, Step, split, steps
 from tests.cluster import Cluster

@@ -70,7 +70,7 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert main(["list", "--json"]) == 0
     families = json.loads(capsys.readouterr().out)
-    for family, parts in sw.FAMILIES.items():
+    for family, parts in sw.scheme.FAMILIES.items():
         assert list(families[family]) == [part.__name__ for part in parts]
         assert all(families[family].values()), "every part has a summary"
         assert all(part.__name__ in shown for part in parts)

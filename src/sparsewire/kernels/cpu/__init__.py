@@ -2,7 +2,7 @@
 
 A withdrawal walks over the gradient tile by tile. Each tile is deposited, and while it is in the
 cache, what reaches a floor is taken out: its candidates. Floors are guesses; what makes the result
-exact is that candidates are put back where there are too many, and that a piece with too few is
+exact is that candidates are put back where there are too many, and that a segment with too few is
 walked over again. Threads share out the tiles; nothing depends on their number.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from .blocks import block_norms, top_blocks
 from .coding import (
-    digest,
+    checksum,
     find_flags,
     inspect,
     is_ascending,
@@ -21,19 +21,19 @@ from .coding import (
     unpack,
     write_ascending,
 )
-from .dealing import collect, deal
 from .draws import block_random_k, random_k
+from .extract import chosen, over_threshold, top_k
+from .shards import collect, deal
 from .sums import add_up, put_back
-from .withdraw import chosen, over_threshold, top_k
 
 __all__ = [
     "add_up",
     "block_norms",
     "block_random_k",
+    "checksum",
     "chosen",
     "collect",
     "deal",
-    "digest",
     "find_flags",
     "inspect",
     "is_ascending",

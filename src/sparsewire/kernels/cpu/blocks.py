@@ -9,9 +9,9 @@ from torch import Tensor
 from ...segments import Segments
 from .. import reference
 from ..blocks import BlockTable
+from .extract import is_addable, sources_of
 from .jit import CPU, Array, array, is_flat, jit, parts_for, share_out
 from .numbers import INFINITE, PLAIN, kth_magnitude, reaching, widen
-from .withdraw import is_addable, sources_of
 
 
 def block_norms(before: Tensor | None, addend: Tensor, segments: Segments, block: int) -> Tensor:
@@ -24,8 +24,8 @@ def block_norms(before: Tensor | None, addend: Tensor, segments: Segments, block
 
     def work(part: int) -> None:
         here = slice(len(starts) * part // parts, len(starts) * (part + 1) // parts)
-        room = np.empty((2, 1 << (block - 1).bit_length()), np.float32)
-        _add_squares(*sources, starts[here], stops[here], room[0], room[1], norms[here])
+        capacity = np.empty((2, 1 << (block - 1).bit_length()), np.float32)
+        _add_squares(*sources, starts[here], stops[here], capacity[0], capacity[1], norms[here])
 
     share_out(parts, work)
     return torch.from_numpy(norms)
@@ -34,10 +34,10 @@ def block_norms(before: Tensor | None, addend: Tensor, segments: Segments, block
 def top_blocks(norms: Tensor, segments: Segments, block: int) -> Tensor:
     if not is_flat(norms, torch.float32):
         return reference.top_blocks(norms, segments, block)
-    pieces = array(BlockTable.of(segments, block, CPU).rows)
-    indices = np.empty(block * int(pieces[:, 2].sum()), np.int64)
+    rows = array(BlockTable.of(segments, block, CPU).rows)
+    indices = np.empty(block * int(rows[:, 2].sum()), np.int64)
     bits = np.empty(norms.numel(), np.uint32)
-    _choose(array(norms), pieces, block, bits, indices, segments.size)
+    _choose(array(norms), rows, block, bits, indices, segments.size)
     return torch.from_numpy(indices)
 
 
@@ -82,17 +82,17 @@ def _add_squares(
 
 @jit
 def _choose(
-    norms: Array, pieces: Array, block: int, bits: Array, indices: Array, size: int
+    norms: Array, segments: Array, block: int, bits: Array, indices: Array, size: int
 ) -> None:
-    """Write the coordinates of each piece's largest blocks, then "nowhere"."""
+    """Write the coordinates of each segment's largest blocks, then the padding index."""
     for n in range(len(norms)):
         norm = norms[n]
         bits[n] = np.float32(norm).view(np.uint32) if norm > 0 else np.uint32(0)
         if norm != norm:
             bits[n] = INFINITE
     first, at = 0, 0
-    for piece in range(len(pieces)):
-        start, length, chosen = pieces[piece]
+    for segment in range(len(segments)):
+        start, length, chosen = segments[segment]
         count = (length + block - 1) // block
         sizes = bits[first : first + count]
         floor = kth_magnitude(sizes, chosen)

@@ -1,4 +1,4 @@
-"""Packed integers, flags, digests: straight loops; `..bits` says what the bytes mean."""
+"""Packed integers, flags, checksums: straight loops; `..bits` says what the bytes mean."""
 
 from __future__ import annotations
 
@@ -61,17 +61,17 @@ def write_ascending(indices: Tensor, width: int, segments: Segments) -> Tensor:
 
 
 def read_ascending(data: Tensor, width: int, segments: Segments) -> Tensor:
-    _check_length(data, segments.room, width)
-    split = packed_bytes(segments.room, width)
-    indices = torch.empty(segments.room, dtype=torch.int64)
+    _check_length(data, segments.capacity, width)
+    split = packed_bytes(segments.capacity, width)
+    indices = torch.empty(segments.capacity, dtype=torch.int64)
     row = array(data.contiguous())
     _read_ascending(row[:split], row[split:], width, segments.size, array(indices))
     return indices
 
 
-def digest(data: Tensor, key: int) -> Tensor:
+def checksum(data: Tensor, key: int) -> Tensor:
     words = array(data.contiguous().view(torch.int64)).view(np.uint64)
-    return torch.tensor(_digest(words, np.uint64(mix_int(key))))
+    return torch.tensor(_checksum(words, np.uint64(mix_int(key))))
 
 
 def narrow(wide: Tensor, narrow: Tensor, key: int) -> None:
@@ -99,7 +99,14 @@ def inspect(
         for message, (indices, values) in zip(messages, entries, strict=True)
     ):
         return reference.inspect(
-            messages, entries, key, first, nbytes, size, digest=digest, is_ascending=is_ascending
+            messages,
+            entries,
+            key,
+            first,
+            nbytes,
+            size,
+            checksum=checksum,
+            is_ascending=is_ascending,
         )
     fine = torch.empty((len(messages), 4), dtype=torch.bool)
     rows = array(fine)
@@ -196,11 +203,11 @@ def _find_flags(data: Array, found: Array) -> bool:
     for number in range((len(data) + 7) // 8):
         word = _word(data, 8 * number)
         many = bits_set(word)
-        room = found[filled : filled + many]
-        for n in range(len(room)):
-            room[n] = 64 * number + lowest_bit(word)
+        capacity = found[filled : filled + many]
+        for n in range(len(capacity)):
+            capacity[n] = 64 * number + lowest_bit(word)
             word &= word - np.uint64(1)
-        if len(room) < many:
+        if len(capacity) < many:
             return True
         filled += many
     found[filled:] = 8 * len(data)
@@ -239,7 +246,7 @@ def _read_ascending(low: Array, flags: Array, width: int, size: int, indices: Ar
 
 
 @jit
-def _digest(words: Array, key: Any) -> Any:
+def _checksum(words: Array, key: Any) -> Any:
     total = np.uint64(0)
     for n in range(len(words)):  # by number: a sum of places would keep it from being vectorised
         total += mix(words[n] ^ (np.uint64(n + 1) * GAMMA))
@@ -260,9 +267,9 @@ def rises(indices: Array, size: int) -> bool:
 
 @jit
 def _inspect(words: Array, key: Any, indices: Array, size: int, bits: Array, row: Array) -> None:
-    """Whether a message's last word is the digest of the others, its indices rise and its values,
+    """Whether a message's last word is the checksum of the others, its indices rise and its values,
     given by their bits, are finite."""
-    row[0] = _digest(words[:-1], key) == np.int64(words[-1])
+    row[0] = _checksum(words[:-1], key) == np.int64(words[-1])
     row[1] = rises(indices, size)
     largest = np.uint32(0)
     for n in range(len(bits)):

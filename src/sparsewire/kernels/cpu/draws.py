@@ -20,7 +20,7 @@ _EXACT = 1 << 12  # bounds from here on leave a quotient that float64 holds
 
 def random_k(segments: Segments, key: int, device: torch.device) -> Tensor:
     table = segments.table(CPU)
-    longest = max((piece.length for piece in segments.pieces), default=0)
+    longest = max((segment.length for segment in segments.sparse), default=0)
     marks = segments.scratch.get("marks")
     if marks is None:
         marks = segments.scratch["marks"] = np.empty(longest // 64 + 1, np.uint64)
@@ -84,9 +84,9 @@ def _random_k(
     at = np.int64(0)
     one = np.uint64(1)
     drawn = np.empty(BATCH, np.int64)
-    for piece in range(len(keys)):
-        start, length, count = starts[piece], lengths[piece], counts[piece]
-        stream = mix(np.uint64(keys[piece] ^ key))
+    for segment in range(len(keys)):
+        start, length, count = starts[segment], lengths[segment], counts[segment]
+        stream = mix(np.uint64(keys[segment] ^ key))
         inverse = 1.0 / length
         leaves_out = count > length - count
         missing = length - count if leaves_out else count
@@ -115,9 +115,9 @@ def _block_random_k(
     keys: Array, starts: Array, lengths: Array, counts: Array, key: int, out: Array
 ) -> None:
     at = 0
-    for piece in range(len(keys)):
-        start, length, count = starts[piece], lengths[piece], counts[piece]
-        begin = _below(mix(np.uint64(keys[piece] ^ key)), length, 1.0 / length)
+    for segment in range(len(keys)):
+        start, length, count = starts[segment], lengths[segment], counts[segment]
+        begin = _below(mix(np.uint64(keys[segment] ^ key)), length, 1.0 / length)
         wrapped = max(0, begin + count - length)
         for n in range(wrapped):
             out[at + n] = start + n

@@ -12,9 +12,9 @@ import numpy as np
 from .jit import Array, jit, mix
 from .numbers import INFINITE, NONE, PLAIN, kth_magnitude, magnitude, widened
 
-FIRST, LENGTH, COUNT, ROOM = range(4)  # columns of a table of pieces
-SAMPLE = 1 << 14  # coordinates that the first floor of a piece is guessed from
-SMALL = 1 << 12  # pieces of fewer coordinates need no guess
+FIRST, LENGTH, COUNT, ROOM = range(4)  # columns of a table of segments
+SAMPLE = 1 << 14  # coordinates that the first floor of a segment is guessed from
+SMALL = 1 << 12  # segments of fewer coordinates need no guess
 
 BELIEVED = 0.25  # the largest change that is learned from
 GOES_ON = 0.7  # the share of a rise that is expected to follow
@@ -60,13 +60,13 @@ def likely_floor(sample: Array, count: int, length: int) -> Any:
 
 
 @jit
-def learn(kth: float, last: float, trends: Array, falls: Array, piece: int) -> None:
-    """See how the k-th magnitude of a piece changed, and how far below the guess it came."""
+def learn(kth: float, last: float, trends: Array, falls: Array, segment: int) -> None:
+    """See how the k-th magnitude of a segment changed, and how far below the guess it came."""
     if last > 0 and kth > 0:
-        fall = 1 - kth / (last * trends[piece])
-        falls[piece] = max(FORGET * falls[piece], min(fall, BELIEVED))
+        fall = 1 - kth / (last * trends[segment])
+        falls[segment] = max(FORGET * falls[segment], min(fall, BELIEVED))
         change = min(max(kth / last - 1, -BELIEVED), BELIEVED)
-        trends[piece] = 1 + (GOES_ON * change if change > 0 else change)
+        trends[segment] = 1 + (GOES_ON * change if change > 0 else change)
 
 
 @jit
@@ -75,7 +75,7 @@ def guess_floors(
     addend: Array,
     halves: Array,
     kind: int,
-    pieces: Array,
+    segments: Array,
     kth: Array,
     trends: Array,
     falls: Array,
@@ -89,18 +89,22 @@ def guess_floors(
     """
     kth_values = kth.view(np.float32)
     floor_values = floors.view(np.float32)
-    for piece in range(len(pieces)):
-        first, length, count = pieces[piece, FIRST], pieces[piece, LENGTH], pieces[piece, COUNT]
-        floors[piece] = np.uint32(0)
-        if kth[piece] < INFINITE:
-            margin = 0.02 + 2 * falls[piece] + 0.3 / np.sqrt(count)
-            floor_values[piece] = np.float32(kth_values[piece] * trends[piece] * (1 - margin))
+    for segment in range(len(segments)):
+        first, length, count = (
+            segments[segment, FIRST],
+            segments[segment, LENGTH],
+            segments[segment, COUNT],
+        )
+        floors[segment] = np.uint32(0)
+        if kth[segment] < INFINITE:
+            margin = 0.02 + 2 * falls[segment] + 0.3 / np.sqrt(count)
+            floor_values[segment] = np.float32(kth_values[segment] * trends[segment] * (1 - margin))
         elif length >= SMALL and 8 * count < length:
             stride = length // SAMPLE + 1
             sample = _sample(
                 before, addend, halves, kind, first, length // stride, stride, NONE, buffer
             )
-            floors[piece] = likely_floor(sample, count, length)
+            floors[segment] = likely_floor(sample, count, length)
 
 
 @jit
@@ -116,7 +120,7 @@ def threshold(
     last: Any,
     buffer: Array,
 ) -> Any:
-    """The magnitude that `count` in `length` of a strided sample of a piece reach; not zero.
+    """The magnitude that `count` in `length` of a strided sample of a segment reach; not zero.
 
     The last one tells which of the sample need not be looked at.
     """

@@ -77,14 +77,14 @@ def _build_deposit(
     size = builder.and_(builder.bitcast(total, _INTS), _INTS([int(MAGNITUDE)] * STRIPE))
     is_large = builder.icmp_unsigned(">=", size, _spread(builder, floor))
     is_bad = builder.icmp_unsigned(">=", size, _INTS([int(INFINITE)] * STRIPE))
-    taken = builder.or_(is_large, builder.bitcast(given, _BITS))
-    kept = builder.select(taken, _FLOATS([0.0] * STRIPE), total)
+    selection = builder.or_(is_large, builder.bitcast(given, _BITS))
+    kept = builder.select(selection, _FLOATS([0.0] * STRIPE), total)
     sums, goal = builder.store(total, pointers[2]), builder.store(kept, pointers[3])
     left.align = right.align = sums.align = 4
     goal.align = 64 if past_cache else 4
     if past_cache:
         goal.set_metadata("nontemporal", builder.module.add_metadata([_INT(1)]))
-    words = builder.bitcast(taken, _WORD), builder.bitcast(is_bad, _WORD)
+    words = builder.bitcast(selection, _WORD), builder.bitcast(is_bad, _WORD)
     squares = _total(builder, builder.fmul(right, right))
     return context.make_tuple(builder, signature.return_type, (*words, squares))
 

@@ -30,7 +30,7 @@ def add_up(
     if not is_flat(flat, torch.float32) or not all(
         is_flat(indices, torch.int64)
         and is_flat(values, torch.float32)
-        and values.numel() >= indices.numel() + segments.whole_size
+        and values.numel() >= indices.numel() + segments.dense_size
         for indices, values in messages
     ):
         reference.add_up(flat, messages, share, segments)
@@ -49,17 +49,17 @@ def add_up(
     share_out(parts, work)
 
 
-def put_back(ledger: Tensor, indices: Tensor, errors: Tensor, segments: Segments) -> None:
+def put_back(residual: Tensor, indices: Tensor, errors: Tensor, segments: Segments) -> None:
     if not (
-        is_flat(ledger, torch.float32)
+        is_flat(residual, torch.float32)
         and is_flat(indices, torch.int64)
         and is_flat(errors, torch.float32)
-        and errors.numel() >= indices.numel() + segments.whole_size
-        and ledger.numel() >= segments.size
+        and errors.numel() >= indices.numel() + segments.dense_size
+        and residual.numel() >= segments.size
     ):
-        reference.put_back(ledger, indices, errors, segments)
+        reference.put_back(residual, indices, errors, segments)
         return
-    target = array(ledger[: segments.size])
+    target = array(residual[: segments.size])
     _put_back(target, array(indices), array(errors), _runs(segments))
 
 
@@ -68,7 +68,7 @@ def _runs(segments: Segments) -> Array:
     runs = segments.scratch.get("runs")
     if runs is None:
         rows, at = [], 0
-        for start, stop in segments.whole_runs:
+        for start, stop in segments.dense_runs:
             rows.append((start, stop, at))
             at += stop - start
         runs = segments.scratch["runs"] = np.array(rows, np.int64).reshape(-1, 3)
@@ -91,11 +91,11 @@ def _add_up(
         count = messages[rank, 0]
         indices = int64_at(messages[rank, 1], count)
         cursors[rank] = np.searchsorted(indices, begin)
-    room = np.empty(_BLOCK, np.float32)
+    capacity = np.empty(_BLOCK, np.float32)
     run = 0
     for start in range(begin, end, _BLOCK):
         stop = min(start + _BLOCK, end)
-        block = room[: stop - start] if past_cache else flat[start:stop]
+        block = capacity[: stop - start] if past_cache else flat[start:stop]
         block[:] = 0
         while run < len(runs) and runs[run, 1] <= start:
             run += 1
@@ -114,10 +114,10 @@ def _add_up(
             while later < len(runs) and runs[later, 0] < stop:
                 low, high = max(start, runs[later, 0]), min(stop, runs[later, 1])
                 first = count + runs[later, 2] + low - runs[later, 0]
-                entire = float32_at(messages[rank, 2] + 4 * first, high - low)
+                dense = float32_at(messages[rank, 2] + 4 * first, high - low)
                 goal = block[low - start : high - start]
                 for n in range(high - low):
-                    goal[n] += entire[n] * share
+                    goal[n] += dense[n] * share
                 later += 1
         if past_cache:
             _copy_past_cache(block, flat[start:stop])
@@ -139,15 +139,15 @@ def _copy_past_cache(block: Array, goal: Array) -> None:
 
 
 @jit
-def _put_back(ledger: Array, indices: Array, errors: Array, runs: Array) -> None:
-    size = len(ledger)
+def _put_back(residual: Array, indices: Array, errors: Array, runs: Array) -> None:
+    size = len(residual)
     count = len(indices)
     for n in range(count):
         place = indices[n]
         if 0 <= place < size:
-            ledger[place] += errors[n]
+            residual[place] += errors[n]
     for run in range(len(runs)):
         start, stop, at = runs[run]
-        goal, entire = ledger[start:stop], errors[count + at : count + at + stop - start]
+        goal, dense = residual[start:stop], errors[count + at : count + at + stop - start]
         for n in range(stop - start):
-            goal[n] += entire[n]
+            goal[n] += dense[n]

@@ -222,8 +222,8 @@ def walk(
     halves: Array,
     kind: int,
     after: Array,
-    entire: Array,
-    pieces: Array,
+    dense: Array,
+    segments: Array,
     names: Array,
     strides: Array,
     key: int,
@@ -241,52 +241,52 @@ def walk(
     space: Array,
     marks: Array,
 ) -> Any:
-    """Deposit tiles and withdraw from them; returns the first unsound span, or -1.
+    """Deposit tiles and withdraw from them; returns the first non-finite parameter, or -1.
 
-    Whole tiles move to `entire`. Of every piece at most `limits` candidates that reach `floors` are
-    left in `raw` and `places`, `found` of them; `hits`, if wanted, is how many reached it. With
-    `strides`, floors are thresholds found on a sample, just before the piece is walked over, which
-    brings it into the cache. Without floors, what lies at the coordinates `chosen` goes to
+    Whole tiles move to `dense`. Of every segment at most `limits` candidates that reach `floors`
+    are left in `raw` and `places`, `found` of them; `hits`, if wanted, is how many reached it. With
+    `strides`, floors are thresholds found on a sample, just before the segment is walked over,
+    which brings it into the cache. Without floors, what lies at the coordinates `chosen` goes to
     `values`. `squares` are the tiles'.
     """
     bits = after.view(np.uint32)
     value_bits = values.view(np.uint32)
     rest, blank, wide, _ = _divide(space)
     left, step = address(blank), np.int64(0)
-    unsound = -1
+    non_finite = -1
     cursor = 0
-    piece, begin, at = -1, np.int64(0), np.int64(0)
+    segment, begin, at = -1, np.int64(0), np.int64(0)
     floor = NEVER
     for tile in range(len(tiles)):
-        start, stop, span = tiles[tile, START], tiles[tile, STOP], tiles[tile, SPAN]
+        start, stop, param = tiles[tile, START], tiles[tile, STOP], tiles[tile, SPAN]
         length = stop - start
         picks = tiles[tile, PIECE] >= 0 and len(floors) > 0
         if not picks:
             floor = NEVER
-        elif tiles[tile, PIECE] != piece:
-            if piece >= 0:
-                if at - begin > limits[piece]:
-                    keep_largest(raw, places, begin, at, limits[piece], bits)
-                    at = begin + limits[piece]
-                found[piece] = at - begin
-            piece = tiles[tile, PIECE]
+        elif tiles[tile, PIECE] != segment:
+            if segment >= 0:
+                if at - begin > limits[segment]:
+                    keep_largest(raw, places, begin, at, limits[segment], bits)
+                    at = begin + limits[segment]
+                found[segment] = at - begin
+            segment = tiles[tile, PIECE]
             if len(strides):
-                floors[piece] = threshold(
+                floors[segment] = threshold(
                     before,
                     addend,
                     halves,
                     kind,
-                    pieces[piece],
-                    names[piece],
-                    strides[piece],
+                    segments[segment],
+                    names[segment],
+                    strides[segment],
                     key,
-                    floors[piece],
+                    floors[segment],
                     buffer,
                 )
-            begin, floor = at, floors[piece]
-        elif at - begin + length > 2 * limits[piece] + 2 * TILE:
-            least = keep_largest(raw, places, begin, at, limits[piece], bits)
-            at = begin + limits[piece]
+            begin, floor = at, floors[segment]
+        elif at - begin + length > 2 * limits[segment] + 2 * TILE:
+            least = keep_largest(raw, places, begin, at, limits[segment], bits)
+            at = begin + limits[segment]
             floor = np.uint32(least + np.uint32(1))  # equal ones come too late
 
         if len(before):
@@ -299,7 +299,7 @@ def walk(
         goal = address(after) + 4 * start
         whole = tiles[tile, WHOLE]
         if whole >= 0:
-            goal = address(entire) + 4 * whole
+            goal = address(dense) + 4 * whole
             after[start:stop] = np.float32(0)
         first, last = cursor, at
         is_past = past_cache and length >= SHORT
@@ -312,8 +312,8 @@ def walk(
             left, step, right, goal, start, length, floor, is_past, marks, rest, raw, places, at
         )
         squares[tile] = total if np.isfinite(total) else _exact_squares(float32_at(right, length))
-        if is_bad and unsound < 0:
-            unsound = span
+        if is_bad and non_finite < 0:
+            non_finite = param
         if not picks:
             at = last
             for n in range(first, cursor):
@@ -321,19 +321,19 @@ def walk(
                 marks[(chosen[n] + shift) >> 6] = np.uint64(0)
             continue
         if len(hits):
-            hits[piece] += at - last
-            if floor > floors[piece]:  # those between the two floors were passed over
+            hits[segment] += at - last
+            if floor > floors[segment]:  # those between the two floors were passed over
                 for n in range(length):
                     bit = np.float32(_sum_at(left, step, right, n)).view(np.uint32)
                     size = magnitude(bit)
-                    hits[piece] += size >= floors[piece] and size < floor
+                    hits[segment] += size >= floors[segment] and size < floor
     finish_writing()
-    if piece >= 0:
-        if at - begin > limits[piece]:
-            keep_largest(raw, places, begin, at, limits[piece], bits)
-            at = begin + limits[piece]
-        found[piece] = at - begin
-    return unsound
+    if segment >= 0:
+        if at - begin > limits[segment]:
+            keep_largest(raw, places, begin, at, limits[segment], bits)
+            at = begin + limits[segment]
+        found[segment] = at - begin
+    return non_finite
 
 
 @jit
@@ -349,7 +349,7 @@ def _search(
     space: Array,
     marks: Array,
 ) -> Any:
-    """Take candidates out of a piece that is deposited already; as `walk` does."""
+    """Take candidates out of a segment that is deposited already; as `walk` does."""
     bits = after.view(np.uint32)
     rest, blank, _, goals = _divide(space)
     left, step, no = address(blank), np.int64(0), length < 0
@@ -375,7 +375,7 @@ def _search(
 
 @jit
 def settle(
-    pieces: Array,
+    segments: Array,
     limits: Array,
     is_exact: bool,
     after: Array,
@@ -391,25 +391,26 @@ def settle(
     space: Array,
     marks: Array,
 ) -> Any:
-    """Write out the candidates of every piece, ascending; returns how many.
+    """Write out the candidates of every segment, ascending; returns how many.
 
     Where threads found more than the limit, the largest are kept. Where exactly `limits` are wanted
-    and fewer were found, the floor was too high: then a sample of the piece gives a lower one, and
-    if that fails too, all are candidates. `tally` counts floors foreseen that were right and wrong.
+    and fewer were found, the floor was too high: then a sample of the segment gives a lower one,
+    and if that fails too, all are candidates. `tally` counts floors foreseen that were right and
+    wrong.
     """
     bits = after.view(np.uint32)
     value_bits = values.view(np.uint32)
     kth_values = kth.view(np.float32)
     spare = np.int64(0)
-    for piece in range(len(pieces)):
-        spare += found[piece]
+    for segment in range(len(segments)):
+        spare += found[segment]
     begin, out = np.int64(0), np.int64(0)
-    for piece in range(len(pieces)):
-        first, length, limit = pieces[piece, FIRST], pieces[piece, LENGTH], limits[piece]
-        low, high = begin, begin + found[piece]
+    for segment in range(len(segments)):
+        first, length, limit = segments[segment, FIRST], segments[segment, LENGTH], limits[segment]
+        low, high = begin, begin + found[segment]
         begin = high
-        is_missed = is_exact and found[piece] < limit
-        if found[piece] > limit:
+        is_missed = is_exact and found[segment] < limit
+        if found[segment] > limit:
             keep_largest(raw, places, low, high, limit, bits)
             high = low + limit
         elif is_missed:
@@ -425,11 +426,11 @@ def settle(
                     bits[places[n]] = raw[n]
                 high = _search(after, first, length, NONE, limit, raw, places, low, space, marks)
         if is_exact:
-            last, was_known = kth_values[piece], kth[piece] < INFINITE
-            kth[piece] = smallest(raw[low:high])
+            last, was_known = kth_values[segment], kth[segment] < INFINITE
+            kth[segment] = smallest(raw[low:high])
             if was_known:
                 tally[np.int64(is_missed)] += 1
-                learn(kth_values[piece], last, trends, falls, piece)
+                learn(kth_values[segment], last, trends, falls, segment)
         for n in range(high - low):
             indices[out + n] = places[low + n]
             value_bits[out + n] = raw[low + n]

@@ -1,7 +1,7 @@
 """The kernels for NVIDIA GPUs, in Triton.
 
-One launch serves all pieces; nothing waits for the device, so that a step can be captured in a CUDA
-graph once it has run. Ledgers that are not float32 are left to `reference`.
+One launch serves all segments; nothing waits for the device, so that a step can be captured in a
+CUDA graph once it has run. Residuals that are not float32 are left to `reference`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..reference import collect, deal, top_blocks
 from .blocks import block_norms
 from .coding import (
-    digest,
+    checksum,
     find_flags,
     inspect,
     is_ascending,
@@ -21,17 +21,17 @@ from .coding import (
     write_ascending,
 )
 from .draws import block_random_k, random_k
+from .extract import chosen, over_threshold, top_k
 from .sums import add_up, put_back
-from .withdraw import chosen, over_threshold, top_k
 
 __all__ = [
     "add_up",
     "block_norms",
     "block_random_k",
+    "checksum",
     "chosen",
     "collect",
     "deal",
-    "digest",
     "find_flags",
     "inspect",
     "is_ascending",

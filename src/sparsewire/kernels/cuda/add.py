@@ -12,7 +12,7 @@ from .device import one_of
 # columns of the table of messages
 INDICES = tl.constexpr(0)  # addresses
 VALUES = tl.constexpr(1)
-COUNT = tl.constexpr(2)  # indices; the values behind them belong to whole pieces
+COUNT = tl.constexpr(2)  # indices; the values behind them belong to dense segments
 COLUMNS = tl.constexpr(3)
 
 
@@ -154,14 +154,14 @@ def add_entries(cells, found, share, start, stop, low):
 
 @triton.jit(do_not_specialize=["count", "size", "blocks"])
 def put_entries(
-    ledger,
+    residual,
     indices,
     errors,
     count,
     size,
     blocks,
     tiles,
-    wholes,
+    dense,
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -172,9 +172,11 @@ def put_entries(
         at = tl.load(indices + lanes, mask=lanes < count, other=-1)
         is_there = (at >= 0) & (at < size)
         wrong = tl.load(errors + lanes, mask=is_there, other=0)
-        tl.store(ledger + at, tl.load(ledger + at, mask=is_there, other=0) + wrong, mask=is_there)
+        tl.store(
+            residual + at, tl.load(residual + at, mask=is_there, other=0) + wrong, mask=is_there
+        )
     else:
-        tile = tl.load(wholes + (block - blocks))
+        tile = tl.load(dense + (block - blocks))
         start = tl.load(tiles + tile * 4)
         stop = tl.load(tiles + tile * 4 + 1)
         offset = count + tl.load(tiles + tile * 4 + 3) - start
@@ -182,5 +184,5 @@ def put_entries(
             places = start // TILE * TILE + chunk + tl.arange(0, BLOCK)
             inside = (places >= start) & (places < stop)
             error = tl.load(errors + offset + places, mask=inside, other=0)
-            held = tl.load(ledger + places, mask=inside, other=0)
-            tl.store(ledger + places, held + error, mask=inside)
+            held = tl.load(residual + places, mask=inside, other=0)
+            tl.store(residual + places, held + error, mask=inside)

@@ -8,9 +8,9 @@ from torch import Tensor
 from ...segments import Segments
 from .. import reference
 from ..blocks import BlockTable
+from .extract import is_addable
 from .launch import run
 from .norms import add_squares
-from .withdraw import is_addable
 
 _HELD = 4096  # coordinates of one program
 _LONGEST = 1 << 14  # block that one program can hold

@@ -1,4 +1,4 @@
-"""Packed integers, flags, digests, rounding; `..bits` says what the bytes mean."""
+"""Packed integers, flags, checksums, rounding; `..bits` says what the bytes mean."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 from ...randomness import mix_int, signed
 from .. import reference
 from ..bits import packed_bytes
-from .deposit import round_at_random
+from .accumulate import round_at_random
 from .launch import run
 from .plan import BLOCK, TILE
 from .wire import (
     check_ascending,
+    checksum_block,
+    checksum_end,
     count_flags,
-    digest_block,
-    digest_end,
     inspect_block,
     inspect_end,
     pack_digits,
@@ -99,15 +99,15 @@ write_ascending = partial(reference.write_ascending, pack=pack, set_flags=set_fl
 read_ascending = partial(reference.read_ascending, unpack=unpack, find_flags=find_flags)
 
 
-def digest(data: Tensor, key: int) -> Tensor:
+def checksum(data: Tensor, key: int) -> Tensor:
     words = data.view(torch.int64)
     count = words.numel()
     blocks = -(-count // BLOCK)
     sums = words.new_empty(blocks + 1)
     out = words.new_empty(())
     if count:
-        run(digest_block, (blocks,), words, sums, count, BLOCK=BLOCK)
-    run(digest_end, (1,), sums, out, signed(mix_int(key)), blocks)
+        run(checksum_block, (blocks,), words, sums, count, BLOCK=BLOCK)
+    run(checksum_end, (1,), sums, out, signed(mix_int(key)), blocks)
     return out
 
 
@@ -126,7 +126,14 @@ def inspect(
         or any(values.dtype != torch.float32 for _, values in entries)
     ):
         return reference.inspect(
-            messages, entries, key, first, nbytes, size, digest=digest, is_ascending=is_ascending
+            messages,
+            entries,
+            key,
+            first,
+            nbytes,
+            size,
+            checksum=checksum,
+            is_ascending=is_ascending,
         )
     ((index_count, value_count),) = counts
     words = nbytes // 8 - 1

@@ -1,4 +1,4 @@
-"""Random coordinates of every piece: the draws that `reference` defines, in parallel."""
+"""Random coordinates of every segment: the draws that `reference` defines, in parallel."""
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ def draw_marks(bitmap, begin, length, stream, number, takes_part):
 
 
 @triton.jit
-def progress(found, piece, piece_count, wanted, ROUND: tl.constexpr):
+def progress(found, segment, segment_count, wanted, ROUND: tl.constexpr):
     """How many coordinates are missing in a round, and how many draws were made before it."""
     missing = wanted
     drawn = tl.zeros_like(wanted)
     for number in tl.static_range(ROUND):
         drawn += missing
-        missing -= tl.load(found + number * piece_count + piece)
+        missing -= tl.load(found + number * segment_count + segment)
     return missing, drawn
 
 
@@ -33,45 +33,45 @@ def progress(found, piece, piece_count, wanted, ROUND: tl.constexpr):
 def draw_round(
     bitmap,
     found,
-    pieces,
+    segments,
     draws,
     key: tl.int64,
-    piece_count,
+    segment_count,
     ROUND: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """As many draws of every piece as are missing: one block of them."""
+    """As many draws of every segment as are missing: one block of them."""
     block = tl.program_id(0)
-    piece = tl.load(draws + block * 2)
+    segment = tl.load(draws + block * 2)
     first = tl.load(draws + block * 2 + 1)
-    wanted = tl.load(pieces + piece * 8 + 7)
-    missing, drawn = progress(found, piece, piece_count, wanted, ROUND)
+    wanted = tl.load(segments + segment * 8 + 7)
+    missing, drawn = progress(found, segment, segment_count, wanted, ROUND)
     if first < missing:
         number = first + tl.arange(0, BLOCK)
-        stream = mix(tl.load(pieces + piece * 8 + 6) ^ key) + drawn
-        begin = tl.load(pieces + piece * 8)
-        length = tl.load(pieces + piece * 8 + 1)
+        stream = mix(tl.load(segments + segment * 8 + 6) ^ key) + drawn
+        begin = tl.load(segments + segment * 8)
+        length = tl.load(segments + segment * 8 + 1)
         fresh = draw_marks(bitmap, begin, length, stream, number, number < missing)
-        tl.atomic_add(found + ROUND * piece_count + piece, fresh, sem="relaxed")
+        tl.atomic_add(found + ROUND * segment_count + segment, fresh, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["key", "piece_count"])
 def draw_rest(
     bitmap,
     found,
-    pieces,
+    segments,
     key: tl.int64,
-    piece_count,
+    segment_count,
     ROUND: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """All further rounds of one piece."""
-    piece = tl.program_id(0).to(tl.int64)
-    wanted = tl.load(pieces + piece * 8 + 7)
-    missing, drawn = progress(found, piece, piece_count, wanted, ROUND)
-    stream = mix(tl.load(pieces + piece * 8 + 6) ^ key)
-    begin = tl.load(pieces + piece * 8)
-    length = tl.load(pieces + piece * 8 + 1)
+    """All further rounds of one segment."""
+    segment = tl.program_id(0).to(tl.int64)
+    wanted = tl.load(segments + segment * 8 + 7)
+    missing, drawn = progress(found, segment, segment_count, wanted, ROUND)
+    stream = mix(tl.load(segments + segment * 8 + 6) ^ key)
+    begin = tl.load(segments + segment * 8)
+    length = tl.load(segments + segment * 8 + 1)
     while missing > 0:
         fresh = tl.zeros_like(missing)
         for first in range(0, missing, BLOCK):
@@ -83,14 +83,14 @@ def draw_rest(
 
 
 @triton.jit
-def drawn_words(bitmap, tiles, groups, pieces, group, TILE: tl.constexpr, GROUP: tl.constexpr):
-    """A group's words, only the bits of its piece, turned over where those left out were drawn."""
+def drawn_words(bitmap, tiles, groups, segments, group, TILE: tl.constexpr, GROUP: tl.constexpr):
+    """A group's words, only the bits of its segment, inverted where those left out were drawn."""
     WORDS: tl.constexpr = TILE // 32
     lanes = tl.arange(0, GROUP * WORDS)
     first = tl.load(groups + group * 4)
     live = lanes < tl.load(groups + group * 4 + 1) * WORDS
-    piece = tl.load(groups + group * 4 + 2)
-    turned = tl.load(pieces + piece * 8 + 7) < tl.load(pieces + piece * 8 + 2)
+    segment = tl.load(groups + group * 4 + 2)
+    turned = tl.load(segments + segment * 8 + 7) < tl.load(segments + segment * 8 + 2)
     tile = first + lanes // WORDS
     start = tl.load(tiles + tile * 4, mask=live, other=0)
     stop = tl.load(tiles + tile * 4 + 1, mask=live, other=0)
@@ -104,43 +104,51 @@ def drawn_words(bitmap, tiles, groups, pieces, group, TILE: tl.constexpr, GROUP:
 
 
 @triton.jit
-def count_drawn(bitmap, tiles, groups, pieces, counts, TILE: tl.constexpr, GROUP: tl.constexpr):
+def count_drawn(bitmap, tiles, groups, segments, counts, TILE: tl.constexpr, GROUP: tl.constexpr):
     group = tl.program_id(0)
-    words, _ = drawn_words(bitmap, tiles, groups, pieces, group, TILE, GROUP)
+    words, _ = drawn_words(bitmap, tiles, groups, segments, group, TILE, GROUP)
     tl.store(counts + group, tl.sum(popcount(words)).to(tl.int64))
 
 
 @triton.jit(do_not_specialize=["room"])
 def write_drawn(
-    bitmap, tiles, groups, pieces, counts, indices, room, TILE: tl.constexpr, GROUP: tl.constexpr
+    bitmap,
+    tiles,
+    groups,
+    segments,
+    counts,
+    indices,
+    capacity,
+    TILE: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     """The marked coordinates of one group, ascending."""
     group = tl.program_id(0)
-    words, base = drawn_words(bitmap, tiles, groups, pieces, group, TILE, GROUP)
-    piece = tl.load(groups + group * 4 + 2)
-    slot = tl.load(pieces + piece * 8 + 4)
+    words, base = drawn_words(bitmap, tiles, groups, segments, group, TILE, GROUP)
+    segment = tl.load(groups + group * 4 + 2)
+    slot = tl.load(segments + segment * 8 + 4)
     slot += count_before(counts, tl.load(groups + group * 4 + 3), group, 1024)
     many = popcount(words)
     at = slot + tl.cumsum(many, 0) - many
     for _ in range(tl.max(many)):
         lowest = words & -words
         is_set = lowest != 0
-        tl.store(indices + at, base + popcount(lowest - 1), mask=is_set & (at < room))
+        tl.store(indices + at, base + popcount(lowest - 1), mask=is_set & (at < capacity))
         at += is_set.to(tl.int64)
         words = words ^ lowest
 
 
 @triton.jit(do_not_specialize=["key"])
-def write_runs(pieces, draws, indices, key: tl.int64, BLOCK: tl.constexpr):
-    """One run of every piece from a random start, wrapping around: one block of its entries."""
+def write_runs(segments, draws, indices, key: tl.int64, BLOCK: tl.constexpr):
+    """One run of every segment from a random start, wrapping around: one block of its entries."""
     block = tl.program_id(0)
-    piece = tl.load(draws + block * 2)
+    segment = tl.load(draws + block * 2)
     place = tl.load(draws + block * 2 + 1) + tl.arange(0, BLOCK)
-    start = tl.load(pieces + piece * 8)
-    length = tl.load(pieces + piece * 8 + 1)
-    count = tl.load(pieces + piece * 8 + 2)
-    begin = below(mix(tl.load(pieces + piece * 8 + 6) ^ key), length)
+    start = tl.load(segments + segment * 8)
+    length = tl.load(segments + segment * 8 + 1)
+    count = tl.load(segments + segment * 8 + 2)
+    begin = below(mix(tl.load(segments + segment * 8 + 6) ^ key), length)
     wrapped = tl.maximum(begin + count - length, 0)
     inside = tl.where(place < wrapped, place, begin + place - wrapped)
-    slot = tl.load(pieces + piece * 8 + 4)
+    slot = tl.load(segments + segment * 8 + 4)
     tl.store(indices + slot + place, start + inside, mask=place < count)

@@ -15,13 +15,13 @@ _ROUNDS = 3  # of draws that run in parallel
 
 
 def random_k(segments: Segments, key: int, device: torch.device) -> Tensor:
-    if not segments.pieces:
+    if not segments.sparse:
         return torch.empty(0, dtype=torch.int64, device=device)
     plan = plan_of(segments, device)
-    pieces, groups = len(plan.pieces), len(plan.groups)
+    many, groups = len(plan.segments), len(plan.groups)
     indices = torch.empty(plan.entries, dtype=torch.int64, device=device)
-    blank = torch.zeros(_ROUNDS * pieces + -(-plan.size // 64), dtype=torch.int64, device=device)
-    found, bitmap = blank, blank[_ROUNDS * pieces :].view(torch.int32)
+    blank = torch.zeros(_ROUNDS * many + -(-plan.size // 64), dtype=torch.int64, device=device)
+    found, bitmap = blank, blank[_ROUNDS * many :].view(torch.int32)
     key = signed(key)
     for number in range(_ROUNDS):
         run(
@@ -29,15 +29,15 @@ def random_k(segments: Segments, key: int, device: torch.device) -> Tensor:
             (len(plan.draws),),
             bitmap,
             found,
-            plan.pieces,
+            plan.segments,
             plan.draws,
             key,
-            pieces,
+            many,
             ROUND=number,
             BLOCK=BLOCK,
         )
-    run(draw_rest, (pieces,), bitmap, found, plan.pieces, key, pieces, ROUND=_ROUNDS, BLOCK=BLOCK)
-    tables = (plan.tiles, plan.groups, plan.pieces, plan.group_counts)
+    run(draw_rest, (many,), bitmap, found, plan.segments, key, many, ROUND=_ROUNDS, BLOCK=BLOCK)
+    tables = (plan.tiles, plan.groups, plan.segments, plan.group_counts)
     run(count_drawn, (groups,), bitmap, *tables, TILE=plan.tile, GROUP=plan.group)
     run(
         write_drawn,
@@ -53,9 +53,11 @@ def random_k(segments: Segments, key: int, device: torch.device) -> Tensor:
 
 
 def block_random_k(segments: Segments, key: int, device: torch.device) -> Tensor:
-    if not segments.pieces:
+    if not segments.sparse:
         return torch.empty(0, dtype=torch.int64, device=device)
     plan = plan_of(segments, device)
     indices = torch.empty(plan.entries, dtype=torch.int64, device=device)
-    run(write_runs, (len(plan.draws),), plan.pieces, plan.draws, indices, signed(key), BLOCK=BLOCK)
+    run(
+        write_runs, (len(plan.draws),), plan.segments, plan.draws, indices, signed(key), BLOCK=BLOCK
+    )
     return indices

@@ -18,7 +18,7 @@ UNKNOWN = 0x7FFFFFFF  # a floor that nothing reaches
 BLOCK = 1024  # entries of one program
 CHUNK = 1024  # coordinates of a tile that a program looks at together, where it looks at all
 LANES = 64  # entries of one tile that a program looks at together
-SPARE = 1 << 12  # room in the list even for the smallest pieces
+SPARE = 1 << 12  # room in the list even for the smallest segments
 BINS = 256  # of a histogram
 HELD = 4096  # sampled coordinates that one program can hold
 
@@ -28,45 +28,46 @@ class Plan:
     """Tables, and buffers that one call leaves clean for the next, on one stream at a time.
 
     Arguments:
-        tiles: start, stop, piece (-1: travels whole), place of a whole tile among the whole values.
-        groups: first tile, tiles, piece, first group of the piece.
-        pieces: start, length, count, room, entries before it, groups, key, draws wanted.
-        spans: the first tile of every span, and of the one behind the last.
-        draws: piece and first number of every block of entries.
-        wholes: the numbers of the tiles that travel whole.
-        state: what is known of every piece's k-th magnitude; see rank.py.
-        histograms: one for every piece.
+        tiles: start, stop, segment (-1: is sent densely), place of a whole tile among the dense
+        values.
+        groups: first tile, tiles, segment, first group of the segment.
+        segments: start, length, count, room, entries before it, groups, key, draws wanted.
+        params: the first tile of every parameter, and of the one behind the last.
+        draws: segment and first number of every block of entries.
+        dense: the numbers of the tiles that are sent densely.
+        state: what is known of every segment's k-th magnitude; see rank.py.
+        histograms: one for every segment.
     """
 
     device: torch.device
     tile: int
     group: int
     size: int
-    room: int
+    capacity: int
     entries: int
-    whole_size: int
+    dense_size: int
     tiles: Tensor
     groups: Tensor
-    pieces: Tensor
-    spans: Tensor
+    segments: Tensor
+    params: Tensor
     draws: Tensor
-    wholes: Tensor
+    dense: Tensor
     state: Tensor
     histograms: Tensor
-    capacity: int
+    list_capacity: int
     listed: Tensor  # what reaches its floor: values (of both deposits), then places in the tile
     parts: Tensor  # of every tile: first in the list, length
     cursor: Tensor  # where the list of each deposit ends
     tile_counts: Tensor  # over the cut, equal to it
     group_counts: Tensor
     squares: Tensor
-    unsound: Tensor
+    non_finite: Tensor
     second_cursor: Tensor
     samples: dict[int, Sample] = field(default_factory=dict)
 
     @property
-    def span_count(self) -> int:
-        return len(self.spans) - 1
+    def param_count(self) -> int:
+        return len(self.params) - 1
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,10 @@ class Sample:
     """Tables of a sample, and buffers that one call leaves clean for the next.
 
     Arguments:
-        rows: stride of every piece, how many to keep of the shorter and the longer sample, and how
-            long that is.
-        small: the pieces whose sample one program can hold.
-        blocks: of all others: piece, first number in its sample, blocks of it.
+        rows: stride of every segment, how many to keep of the shorter and the longer sample, and
+            how long that is.
+        small: the segments whose sample one program can hold.
+        blocks: of all others: segment, first number in its sample, blocks of it.
         seen: the magnitudes of those, block by block.
     """
 
@@ -105,9 +106,9 @@ def sample_of(segments: Segments, plan: Plan, sample: int) -> Sample:
     if sample not in plan.samples:
         rows, small, blocks = [], [], []
         for number, stride in enumerate(segments.strides(sample)):
-            piece = segments.pieces[number]
-            seen = -(-piece.length // stride)
-            keeps = [max(1, round(s * piece.count / piece.length)) for s in (seen - 1, seen)]
+            segment = segments.sparse[number]
+            seen = -(-segment.length // stride)
+            keeps = [max(1, round(s * segment.count / segment.length)) for s in (seen - 1, seen)]
             rows.append((stride, *keeps, seen))
             if seen <= HELD:
                 small.append(number)
@@ -126,29 +127,33 @@ def sample_of(segments: Segments, plan: Plan, sample: int) -> Sample:
 def _plan(segments: Segments, device: torch.device) -> Plan:
     tiles = _tiles(segments)
     edges = tiles[:, 0]
-    many = len(segments.pieces)
+    many = len(segments.sparse)
     keys = segments.table(torch.device("cpu")).keys.tolist()
     groups: list[tuple[int, ...]] = []
-    pieces: list[tuple[int, ...]] = []
+    rows: list[tuple[int, ...]] = []
     draws: list[tuple[int, ...]] = []
     slot = 0
-    for number, piece in enumerate(segments.pieces):
-        first, last = np.searchsorted(edges, (piece.start, piece.start + piece.length)).tolist()
+    for number, segment in enumerate(segments.sparse):
+        first, last = np.searchsorted(
+            edges, (segment.start, segment.start + segment.length)
+        ).tolist()
         begin = len(groups)
         for tile in range(first, last, GROUP):
             groups.append((tile, min(GROUP, last - tile), number, begin))
-        wanted = min(piece.count, piece.length - piece.count)
-        sizes = (piece.start, piece.length, piece.count, piece.room)
-        pieces.append((*sizes, slot, len(groups) - begin, keys[number], wanted))
-        draws += [(number, at) for at in range(0, piece.count, BLOCK)]
-        slot += piece.count
-    spans = np.searchsorted(edges, [*(span.start for span in segments.spans), segments.size])
+        wanted = min(segment.count, segment.length - segment.count)
+        sizes = (segment.start, segment.length, segment.count, segment.capacity)
+        rows.append((*sizes, slot, len(groups) - begin, keys[number], wanted))
+        draws += [(number, at) for at in range(0, segment.count, BLOCK)]
+        slot += segment.count
+    params = np.searchsorted(edges, [*(param.start for param in segments.params), segments.size])
     state = np.zeros((many, STATE), dtype=np.int64)
     state[:, 0] = UNKNOWN  # deposit.FLOOR
     state[:, 14] = 3932  # rank.MARGIN
-    capacity = min(segments.size, 2 * segments.room + segments.size // 64 + SPARE) if many else 0
+    list_capacity = (
+        min(segments.size, 2 * segments.capacity + segments.size // 64 + SPARE) if many else 0
+    )
 
-    cursor = torch.tensor([0, capacity], dtype=torch.int32, device=device)
+    cursor = torch.tensor([0, list_capacity], dtype=torch.int32, device=device)
 
     def upload(table: Any, width: int) -> Tensor:
         return torch.from_numpy(np.asarray(table, dtype=np.int64).reshape(-1, width)).to(device)
@@ -161,37 +166,37 @@ def _plan(segments: Segments, device: torch.device) -> Plan:
         tile=TILE,
         group=GROUP,
         size=segments.size,
-        room=segments.room,
+        capacity=segments.capacity,
         entries=slot,
-        whole_size=segments.whole_size,
+        dense_size=segments.dense_size,
         tiles=upload(tiles, 4),
         groups=upload(groups, 4),
-        pieces=upload(pieces, 8),
-        spans=upload(spans, 1),
+        segments=upload(rows, 8),
+        params=upload(params, 1),
         draws=upload(draws, 2),
-        wholes=upload(np.flatnonzero(tiles[:, 2] < 0), 1),
+        dense=upload(np.flatnonzero(tiles[:, 2] < 0), 1),
         state=upload(state, STATE),
         histograms=blank(many, BINS, dtype=torch.int32),
-        capacity=capacity,
-        listed=blank(4 * capacity, dtype=torch.int32),
+        list_capacity=list_capacity,
+        listed=blank(4 * list_capacity, dtype=torch.int32),
         parts=blank(len(tiles), 2, dtype=torch.int32),
         cursor=cursor,
         second_cursor=cursor[1:],
         tile_counts=blank(len(tiles), 2),
         group_counts=blank(2, len(groups)),
         squares=blank(len(tiles), dtype=torch.float32),
-        unsound=blank(len(tiles), dtype=torch.int32),
+        non_finite=blank(len(tiles), dtype=torch.int32),
     )
 
 
 def _tiles(segments: Segments) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Rows of `Plan.tiles`: cut where a span or piece begins, and at all multiples of TILE."""
-    marks = {piece.start: (number, 0) for number, piece in enumerate(segments.pieces)}
+    """Rows of `Plan.tiles`, which begin with parameters, segments and multiples of TILE."""
+    marks = {segment.start: (number, 0) for number, segment in enumerate(segments.sparse)}
     place = 0
-    for piece in segments.whole:
-        marks[piece.start] = (-1, place - piece.start)
-        place += piece.length
-    edges = sorted({*marks, *(span.start for span in segments.spans if span.length)})
+    for segment in segments.dense:
+        marks[segment.start] = (-1, place - segment.start)
+        place += segment.length
+    edges = sorted({*marks, *(param.start for param in segments.params if param.length)})
     owners, owner = [], (-1, 0)
     for edge in edges:
         owner = marks.get(edge, owner)

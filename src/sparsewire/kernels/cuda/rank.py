@@ -1,11 +1,11 @@
-"""The k-th magnitude of every piece, exactly, and the withdrawal of all that reach it.
+"""The k-th magnitude of every segment, exactly, and the withdrawal of all that reach it.
 
 A deposit lists what reaches a floor guessed from the step before. Rounds over the list find the
 k-th magnitude, digit by digit from a histogram, if it lies at most 2^23 above the floor (as
 integers; a factor of at least 1.75). If not, the guess was missed: a sample gives another floor,
-and the piece is deposited again. If that fails too (too many magnitudes are equal), what was listed
-is put back, and rounds over all of the piece follow. All this is always launched and leaves at once
-where it is not needed, so that the host never waits.
+and the segment is deposited again. If that fails too (too many magnitudes are equal), what was
+listed is put back, and rounds over all of the segment follow. All this is always launched and
+leaves at once where it is not needed, so that the host never waits.
 
 Where sample.py found a threshold, that is the floor, and a rank is only sought where there is no
 room for all that reach it.
@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .deposit import FLOOR, LISTED_COUNT, SPILLED, deposit_tile, inspect
+from .accumulate import FLOOR, LISTED_COUNT, SPILLED, deposit_tile, inspect
 from .device import below, count_before, magnitude, mix
 
 # columns of the state, beside those of deposit.py (0, 1, 2)
@@ -41,7 +41,7 @@ LISTED = tl.constexpr(0)  # paths: by what the deposit listed;
 RETRIED = tl.constexpr(1)  # by what a second one listed;
 SETTLED = tl.constexpr(2)  # all that is listed;
 COUNTED = tl.constexpr(3)  # likewise, and by tile it is known how many that are;
-ALL = tl.constexpr(4)  # by all of the piece;
+ALL = tl.constexpr(4)  # by all of the segment;
 ZERO = tl.constexpr(5)  # zero it is: all else is listed and does not fill the rank
 
 REACH = tl.constexpr(23)  # bits above the floor
@@ -62,13 +62,13 @@ def parts_of(parts, tiles, first, count, TILE: tl.constexpr, GROUP: tl.constexpr
 
 
 @triton.jit
-def listed_at(listed, capacity, begins, lengths, bases, at, LANES: tl.constexpr):
+def listed_at(listed, list_capacity, begins, lengths, bases, at, LANES: tl.constexpr):
     """Some entries of every part: values, coordinates, and which there are."""
     lanes = at + tl.arange(0, LANES)
     is_there = lanes[None, :] < lengths[:, None]
     entries = begins[:, None] + lanes[None, :]
     values = tl.load(listed + entries, mask=is_there, other=0).to(tl.float32, bitcast=True)
-    inner = tl.load(listed + 2 * capacity + entries, mask=is_there, other=0)
+    inner = tl.load(listed + 2 * list_capacity + entries, mask=is_there, other=0)
     return values, bases[:, None] + inner, is_there
 
 
@@ -83,7 +83,7 @@ def all_at(after, tiles, tile, at, TILE: tl.constexpr, CHUNK: tl.constexpr):
 
 @triton.jit
 def is_last(here, programs):
-    """Whether all other programs of the piece have finished this round."""
+    """Whether all other programs of the segment have finished this round."""
     tl.debug_barrier()
     is_last = tl.atomic_add(here + TICKET, 1) == programs - 1
     if is_last:
@@ -145,14 +145,14 @@ def adjust_margin(here, wanted, listed_count, is_missed):
 
 
 @triton.jit
-def sampled_floor(before, addend, pieces, piece, wanted, HAS_BEFORE: tl.constexpr):
+def sampled_floor(before, addend, segments, segment, wanted, HAS_BEFORE: tl.constexpr):
     """A magnitude that about half as many again reach as are wanted.
 
     The sample has one place of every stride, anywhere in it: a fixed one would see the same few
     taps and channels of a convolution.
     """
-    start = tl.load(pieces + piece * 8)
-    length = tl.load(pieces + piece * 8 + 1)
+    start = tl.load(segments + segment * 8)
+    length = tl.load(segments + segment * 8 + 1)
     stride = (length + PROBES - 1) // PROBES
     seen = (length + stride - 1) // stride
     lanes = tl.arange(0, PROBES).to(tl.int64)
@@ -171,28 +171,28 @@ def sampled_floor(before, addend, pieces, piece, wanted, HAS_BEFORE: tl.constexp
     return tl.maximum(floor, 1)
 
 
-@triton.jit(do_not_specialize=["capacity", "group_count", "span_count"])
+@triton.jit(do_not_specialize=["list_capacity", "group_count", "param_count"])
 def rank(
     before,
     addend,
     after,
     listed,
-    capacity,
+    list_capacity,
     parts,
     tiles,
     groups,
-    pieces,
+    segments,
     state,
     histograms,
     tile_counts,
     group_counts,
     group_count,
-    spans,
+    params,
     squares,
-    unsound,
+    non_finite,
     span_squares,
     span_unsound,
-    span_count,
+    param_count,
     HAS_BEFORE: tl.constexpr,
     SAMPLED: tl.constexpr,
     TRY: tl.constexpr,  # LISTED or RETRIED
@@ -208,20 +208,20 @@ def rank(
     CHUNK: tl.constexpr,
     STATE: tl.constexpr,
 ):
-    """One digit of the rank; the last group of a piece to finish evaluates it.
+    """One digit of the rank; the last group of a segment to finish evaluates it.
 
     The first programs of the very first round inspect what was deposited.
     """
     group = tl.program_id(0)
     if FIRST and TRY == LISTED:
-        if group <= span_count:
-            inspect(group, spans, squares, unsound, span_squares, span_unsound, span_count)
+        if group <= param_count:
+            inspect(group, params, squares, non_finite, span_squares, span_unsound, param_count)
             return
-        group -= span_count + 1
+        group -= param_count + 1
     first = tl.load(groups + group * 4)
     count = tl.load(groups + group * 4 + 1)
-    piece = tl.load(groups + group * 4 + 2)
-    here = state + piece * STATE
+    segment = tl.load(groups + group * 4 + 2)
+    here = state + segment * STATE
     path = tl.load(here + PATH)
     if FIRST and TRY == LISTED:
         path = path * 0
@@ -231,7 +231,7 @@ def rank(
         return
     floor = tl.load(here + FLOOR).to(tl.int32)
     lowest = floor * 0 + 1
-    wanted = tl.load(pieces + piece * 8 + (3 if SAMPLED else 2))
+    wanted = tl.load(segments + segment * 8 + (3 if SAMPLED else 2))
     if SAMPLED:
         lowest = tl.load(here + LOWEST).to(tl.int32)
     if SAMPLED and FIRST:
@@ -251,7 +251,7 @@ def rank(
                     tile_counts, group_counts, group_count, group, first, count, many, many * 0
                 )
             return
-    prefix = tl.zeros_like(piece)
+    prefix = tl.zeros_like(segment)
     left = wanted
     if not FIRST:
         prefix = tl.load(here + PREFIX)
@@ -264,7 +264,9 @@ def rank(
         if by_list:
             above = tl.zeros([GROUP * LANES], tl.int32)
             for at in range(0, longest, LANES):
-                values, _, is_there = listed_at(listed, capacity, begins, lengths, bases, at, LANES)
+                values, _, is_there = listed_at(
+                    listed, list_capacity, begins, lengths, bases, at, LANES
+                )
                 sizes = tl.reshape(magnitude(values) - floor, [GROUP * LANES])
                 is_set = tl.reshape(is_there, [GROUP * LANES])
                 digits = (sizes >> SHIFT) & ((1 << BITS) - 1)
@@ -279,7 +281,7 @@ def rank(
         if path >= ALL:
             for entry in range(0, longest, LANES):
                 held, to, is_held = listed_at(
-                    listed, capacity, begins, lengths, bases, entry, LANES
+                    listed, list_capacity, begins, lengths, bases, entry, LANES
                 )
                 tl.store(after + to, held, mask=is_held)
             tl.debug_barrier()
@@ -296,9 +298,9 @@ def rank(
                 matches = inside & (magnitude(total) >> (ALL_SHIFT + ALL_BITS) == prefix)
                 found += tl.histogram(figures, BINS, mask=matches)
 
-    histogram = histograms + piece * BINS
+    histogram = histograms + segment * BINS
     tl.atomic_add(histogram + tl.arange(0, BINS), found, mask=found > 0, sem="relaxed")
-    if not is_last(here, tl.load(pieces + piece * 8 + 5)):
+    if not is_last(here, tl.load(segments + segment * 8 + 5)):
         return
 
     if FIRST:
@@ -326,7 +328,7 @@ def rank(
                 tl.store(here + TIES, 0)
                 tl.store(here + STEPS, tl.load(here + STEPS) + 1)
                 if is_missed:
-                    another = sampled_floor(before, addend, pieces, piece, wanted, HAS_BEFORE)
+                    another = sampled_floor(before, addend, segments, segment, wanted, HAS_BEFORE)
                     tl.store(here + FLOOR, tl.maximum(another, lowest))
                     tl.store(here + LISTED_COUNT, 0)
                     tl.store(here + MISSES, tl.load(here + MISSES) + 1)
@@ -341,32 +343,32 @@ def rank(
 
 
 # fmt: off
-@triton.jit(do_not_specialize=["capacity"])
+@triton.jit(do_not_specialize=["list_capacity"])
 def deposit_again(
-    before, addend, after, tiles, groups, state, listed, parts, cursor, squares, unsound, capacity,
-    HAS_BEFORE: tl.constexpr, TILE: tl.constexpr, STATE: tl.constexpr,
+    before, addend, after, tiles, groups, state, listed, parts, cursor, squares, non_finite,
+    list_capacity, HAS_BEFORE: tl.constexpr, TILE: tl.constexpr, STATE: tl.constexpr,
 ):
     """Deposits with another floor, of those that were missed."""
     group = tl.program_id(0)
-    piece = tl.load(groups + group * 4 + 2)
-    if tl.load(state + piece * STATE + PATH) == RETRIED:
+    segment = tl.load(groups + group * 4 + 2)
+    if tl.load(state + segment * STATE + PATH) == RETRIED:
         first = tl.load(groups + group * 4)
         for tile in range(first, first + tl.load(groups + group * 4 + 1)):
             start = tl.load(tiles + tile * 4)
             stop = tl.load(tiles + tile * 4 + 1)
             deposit_tile(
-                before, addend, after, after, tiles, state, listed, parts, cursor, squares, unsound,
-                capacity, 2 * capacity, tile, start, stop, piece, piece,
+                before, addend, after, after, tiles, state, listed, parts, cursor, squares,
+                non_finite, list_capacity, 2 * list_capacity, tile, start, stop, segment, segment,
                 False, HAS_BEFORE, True, True, TILE, STATE,
             )
 # fmt: on
 
 
-@triton.jit(do_not_specialize=["capacity", "group_count"])
+@triton.jit(do_not_specialize=["list_capacity", "group_count"])
 def count_over(
     after,
     listed,
-    capacity,
+    list_capacity,
     parts,
     tiles,
     groups,
@@ -380,7 +382,7 @@ def count_over(
     CHUNK: tl.constexpr,
     STATE: tl.constexpr,
 ):
-    """How many of every tile, group and piece are over the cut, and how many equal to it."""
+    """How many of every tile, group and segment are over the cut, and how many equal to it."""
     group = tl.program_id(0)
     first = tl.load(groups + group * 4)
     count = tl.load(groups + group * 4 + 1)
@@ -395,7 +397,9 @@ def count_over(
     if path < ALL:
         begins, lengths, bases = parts_of(parts, tiles, first, count, TILE, GROUP)
         for at in range(0, tl.max(lengths), LANES):
-            values, _, is_there = listed_at(listed, capacity, begins, lengths, bases, at, LANES)
+            values, _, is_there = listed_at(
+                listed, list_capacity, begins, lengths, bases, at, LANES
+            )
             sizes = magnitude(values)
             over += tl.sum((is_there & (sizes > cut)).to(tl.int32), 1)
             ties += tl.sum((is_there & (sizes == cut)).to(tl.int32), 1)
@@ -419,45 +423,45 @@ def finite(magnitude):
 
 
 @triton.jit
-def slots(state, piece, piece_count, STATE: tl.constexpr):
-    """How many entries all pieces before this one have, and all together."""
+def slots(state, segment, segment_count, STATE: tl.constexpr):
+    """How many entries all segments before this one have, and all together."""
     BLOCK: tl.constexpr = 256
     before = tl.zeros([BLOCK], tl.int64)
     total = tl.zeros([BLOCK], tl.int64)
-    for at in range(0, piece_count, BLOCK):
-        pieces = at + tl.arange(0, BLOCK)
-        live = pieces < piece_count
-        there = state + pieces.to(tl.int64) * STATE
+    for at in range(0, segment_count, BLOCK):
+        segments = at + tl.arange(0, BLOCK)
+        live = segments < segment_count
+        there = state + segments.to(tl.int64) * STATE
         ties = tl.load(there + TIES, mask=live, other=0)
         quota = tl.load(there + QUOTA, mask=live, other=0)
         entries = tl.load(there + OVER, mask=live, other=0) + tl.minimum(ties, quota)
         total += entries
-        before += tl.where(pieces < piece, entries, 0)
+        before += tl.where(segments < segment, entries, 0)
     return tl.sum(before), tl.sum(total)
 
 
 @triton.jit
-def fill_room(indices, values, total, room, size, group, group_count):
-    """One group's share of the room that is left, with "nowhere"."""
+def fill_capacity(indices, values, total, capacity, size, group, group_count):
+    """One group's share of the room that is left, with the padding index."""
     BLOCK: tl.constexpr = 1024
-    share = (room + group_count - 1) // group_count
-    last = tl.minimum(room, (group + 1) * share)
+    share = (capacity + group_count - 1) // group_count
+    last = tl.minimum(capacity, (group + 1) * share)
     for at in range(tl.maximum(total, group * share), last, BLOCK):
         lanes = at + tl.arange(0, BLOCK)
         tl.store(indices + lanes, tl.zeros([BLOCK], tl.int64) + size, mask=lanes < last)
         tl.store(values + lanes, tl.zeros([BLOCK], tl.float32), mask=lanes < last)
 
 
-@triton.jit(do_not_specialize=["capacity", "size", "room", "group_count", "piece_count"])
-def withdraw(
+@triton.jit(do_not_specialize=["list_capacity", "size", "capacity", "group_count", "segment_count"])
+def extract(
     after,
     listed,
-    capacity,
+    list_capacity,
     parts,
     cursor,
     tiles,
     groups,
-    pieces,
+    segments,
     state,
     tile_counts,
     group_counts,
@@ -465,9 +469,9 @@ def withdraw(
     values,
     all_count,
     size,
-    room,
+    capacity,
     group_count,
-    piece_count,
+    segment_count,
     SAMPLED: tl.constexpr,
     TILE: tl.constexpr,
     GROUP: tl.constexpr,
@@ -479,21 +483,21 @@ def withdraw(
     group = tl.program_id(0)
     first = tl.load(groups + group * 4)
     count = tl.load(groups + group * 4 + 1)
-    piece = tl.load(groups + group * 4 + 2)
+    segment = tl.load(groups + group * 4 + 2)
     first_group = tl.load(groups + group * 4 + 3)
-    here = state + piece * STATE
+    here = state + segment * STATE
     path = tl.load(here + PATH)
     cut = tl.load(here + CUT)
     quota = tl.load(here + QUOTA)
-    slot = tl.load(pieces + piece * 8 + 4)
+    slot = tl.load(segments + segment * 8 + 4)
     if SAMPLED:
-        slot, total = slots(state, piece, piece_count, STATE)
-        fill_room(indices, values, total, room, size, group, group_count)
+        slot, total = slots(state, segment, segment_count, STATE)
+        fill_capacity(indices, values, total, capacity, size, group, group_count)
         if group == 0:
             tl.store(all_count, total)
     if group == 0:
         tl.store(cursor, 0)
-        tl.store(cursor + 1, capacity)
+        tl.store(cursor + 1, list_capacity)
     if group == first_group:
         tl.store(here + LISTED_COUNT, 0)
         if not SAMPLED:
@@ -515,17 +519,19 @@ def withdraw(
         ties_seen = ties_before + tl.cumsum(ties, 0) - ties
         begins, lengths, bases = parts_of(parts, tiles, first, count, TILE, GROUP)
         for at in range(0, tl.max(lengths), LANES):
-            taken, places, is_there = listed_at(listed, capacity, begins, lengths, bases, at, LANES)
-            sizes = magnitude(taken)
+            selection, places, is_there = listed_at(
+                listed, list_capacity, begins, lengths, bases, at, LANES
+            )
+            sizes = magnitude(selection)
             is_over = (is_there & (sizes > cut)).to(tl.int32)
             is_tie = (is_there & (sizes == cut)).to(tl.int32)
             tie = ties_seen[:, None] + tl.cumsum(is_tie, 1) - is_tie
             slots_over = over_seen[:, None] + tl.cumsum(is_over, 1) - is_over
             goes = (is_over != 0) | ((is_tie != 0) & (tie < quota))
             to = slot + slots_over + tl.minimum(tie, quota)
-            tl.store(indices + to, places, mask=goes & (to < room))
-            tl.store(values + to, taken, mask=goes & (to < room))
-            tl.store(after + places, taken, mask=is_there & ~goes)
+            tl.store(indices + to, places, mask=goes & (to < capacity))
+            tl.store(values + to, selection, mask=goes & (to < capacity))
+            tl.store(after + places, selection, mask=is_there & ~goes)
             over_seen += tl.sum(is_over, 1)
             ties_seen += tl.sum(is_tie, 1)
     else:
@@ -540,8 +546,8 @@ def withdraw(
             leaves = (over_here != 0) | ((ties_here != 0) & (tie_here < quota))
             place = over_before + tl.cumsum(over_here, 0) - over_here
             place += slot + tl.minimum(tie_here, quota)
-            tl.store(indices + place, coordinates, mask=leaves & (place < room))
-            tl.store(values + place, held, mask=leaves & (place < room))
+            tl.store(indices + place, coordinates, mask=leaves & (place < capacity))
+            tl.store(values + place, held, mask=leaves & (place < capacity))
             tl.store(after + coordinates, tl.zeros_like(held), mask=leaves)
             over_before += tl.sum(over_here)
             ties_before += tl.sum(ties_here)

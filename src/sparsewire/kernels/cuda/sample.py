@@ -6,29 +6,31 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .deposit import FLOOR
+from .accumulate import FLOOR
 from .device import magnitude, mix
 from .rank import BINS, LEFT, LOWEST, PREFIX, add_digit, is_last
 
 
 @triton.jit
-def sampling(samples, pieces, piece, key):
-    """Where in a piece its sample begins, its stride, and the rank of the threshold in it."""
-    stride = tl.load(samples + piece * 4)
-    length = tl.load(pieces + piece * 8 + 1)
-    word = mix(tl.load(pieces + piece * 8 + 6) ^ key).to(tl.uint64, bitcast=True)
+def sampling(samples, segments, segment, key):
+    """Where in a segment its sample begins, its stride, and the rank of the threshold in it."""
+    stride = tl.load(samples + segment * 4)
+    length = tl.load(segments + segment * 8 + 1)
+    word = mix(tl.load(segments + segment * 8 + 6) ^ key).to(tl.uint64, bitcast=True)
     offset = (word % stride.to(tl.uint64)).to(tl.int64)
-    is_longer = (length - offset + stride - 1) // stride == tl.load(samples + piece * 4 + 3)
-    keep = tl.load(samples + piece * 4 + 1 + is_longer.to(tl.int64))
+    is_longer = (length - offset + stride - 1) // stride == tl.load(samples + segment * 4 + 3)
+    keep = tl.load(samples + segment * 4 + 1 + is_longer.to(tl.int64))
     return offset, stride, keep
 
 
 @triton.jit
-def sampled_at(before, addend, pieces, piece, offset, stride, numbers, HAS_BEFORE: tl.constexpr):
-    """Magnitudes after the deposit of some of a piece's sample, and which of them there are."""
-    start = tl.load(pieces + piece * 8)
+def sampled_at(
+    before, addend, segments, segment, offset, stride, numbers, HAS_BEFORE: tl.constexpr
+):
+    """Magnitudes after the deposit of some of a segment's sample, and which of them there are."""
+    start = tl.load(segments + segment * 8)
     places = start + offset + numbers * stride
-    live = places < start + tl.load(pieces + piece * 8 + 1)
+    live = places < start + tl.load(segments + segment * 8 + 1)
     total = tl.load(addend + places, mask=live, other=0).to(tl.float32)
     if HAS_BEFORE:
         total = tl.load(before + places, mask=live, other=0) + total
@@ -46,7 +48,7 @@ def set_threshold(here, threshold):
 def bisect_sample(
     before,
     addend,
-    pieces,
+    segments,
     samples,
     numbers,
     key: tl.int64,
@@ -55,25 +57,25 @@ def bisect_sample(
     STATE: tl.constexpr,
     SEEN: tl.constexpr,
 ):
-    """The threshold of a piece whose sample one program can hold, bit by bit."""
-    piece = tl.load(numbers + tl.program_id(0))
-    offset, stride, keep = sampling(samples, pieces, piece, key)
+    """The threshold of a segment whose sample one program can hold, bit by bit."""
+    segment = tl.load(numbers + tl.program_id(0))
+    offset, stride, keep = sampling(samples, segments, segment, key)
     lanes = tl.arange(0, SEEN).to(tl.int64)
-    sizes, live = sampled_at(before, addend, pieces, piece, offset, stride, lanes, HAS_BEFORE)
+    sizes, live = sampled_at(before, addend, segments, segment, offset, stride, lanes, HAS_BEFORE)
     sizes = tl.where(live, sizes, -1)
     threshold = tl.zeros([], tl.int32)
     for turn in range(31):
         higher = threshold + (1 << 30 >> turn)
         reached = tl.sum((sizes >= higher).to(tl.int32))
         threshold = tl.where(reached >= keep, higher, threshold)
-    set_threshold(state + piece * STATE, threshold.to(tl.int64))
+    set_threshold(state + segment * STATE, threshold.to(tl.int64))
 
 
 @triton.jit(do_not_specialize=["key"])
 def rank_sample(
     before,
     addend,
-    pieces,
+    segments,
     samples,
     blocks,
     key: tl.int64,
@@ -88,14 +90,16 @@ def rank_sample(
 ):
     """One digit of a threshold, from a block of a larger sample, which the first round gathers."""
     block = tl.program_id(0).to(tl.int64)
-    piece = tl.load(blocks + block * 3)
-    here = state + piece * STATE
+    segment = tl.load(blocks + block * 3)
+    here = state + segment * STATE
     lanes = tl.arange(0, BLOCK)
-    offset, stride, left = sampling(samples, pieces, piece, key)
-    prefix = tl.zeros_like(piece)
+    offset, stride, left = sampling(samples, segments, segment, key)
+    prefix = tl.zeros_like(segment)
     if SHIFT + BITS == 31:
         numbers = tl.load(blocks + block * 3 + 1) + lanes
-        sizes, live = sampled_at(before, addend, pieces, piece, offset, stride, numbers, HAS_BEFORE)
+        sizes, live = sampled_at(
+            before, addend, segments, segment, offset, stride, numbers, HAS_BEFORE
+        )
         tl.store(seen + block * BLOCK + lanes, tl.where(live, sizes, -1))
     else:
         prefix = tl.load(here + PREFIX)
@@ -104,7 +108,7 @@ def rank_sample(
         live = sizes >= 0
     digits = (sizes >> SHIFT) & ((1 << BITS) - 1)
     found = tl.histogram(digits, BINS, mask=live & (sizes >> (SHIFT + BITS) == prefix))
-    histogram = histograms + piece * BINS
+    histogram = histograms + segment * BINS
     tl.atomic_add(histogram + tl.arange(0, BINS), found, mask=found > 0, sem="relaxed")
     if is_last(here, tl.load(blocks + block * 3 + 2)):
         threshold, _ = add_digit(here, histogram, prefix, left, BITS, BINS)

@@ -69,25 +69,25 @@ def add_up(
     return None
 
 
-def put_back(ledger: Tensor, indices: Tensor, errors: Tensor, segments: Segments) -> None:
-    if ledger.dtype != torch.float32 or errors.dtype != torch.float32:
-        return reference.put_back(ledger, indices, errors, segments)
+def put_back(residual: Tensor, indices: Tensor, errors: Tensor, segments: Segments) -> None:
+    if residual.dtype != torch.float32 or errors.dtype != torch.float32:
+        return reference.put_back(residual, indices, errors, segments)
     if not errors.numel():
         return None
-    plan = plan_of(segments, ledger.device)
+    plan = plan_of(segments, residual.device)
     count = indices.numel()
     blocks = -(-count // BLOCK)
     run(
         put_entries,
-        (blocks + len(plan.wholes),),
-        ledger,
+        (blocks + len(plan.dense),),
+        residual,
         indices.contiguous(),
         errors.contiguous(),
         count,
         plan.size,
         blocks,
         plan.tiles,
-        plan.wholes,
+        plan.dense,
         TILE=plan.tile,
         BLOCK=BLOCK,
     )

@@ -1,4 +1,4 @@
-"""Bits and bytes: packing, flags, digests and the check of indices."""
+"""Bits and bytes: packing, flags, checksums and the check of indices."""
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -83,22 +83,22 @@ def place_flags(data, counts, out, length, count, blocks, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def digest_of(words, at, count):
-    """What some words add to the digest."""
+def checksum_of(words, at, count):
+    """What some words add to the checksum."""
     word = tl.load(words + at, mask=at < count, other=0)
     hashed = mix(word ^ ((at + 1) * -7046029254386353131))
     return tl.sum(tl.where(at < count, hashed, 0))
 
 
 @triton.jit(do_not_specialize=["count"])
-def digest_block(words, sums, count, BLOCK: tl.constexpr):
+def checksum_block(words, sums, count, BLOCK: tl.constexpr):
     block = tl.program_id(0).to(tl.int64)
     at = block * BLOCK + tl.arange(0, BLOCK)
-    tl.store(sums + block, digest_of(words, at, count))
+    tl.store(sums + block, checksum_of(words, at, count))
 
 
 @triton.jit(do_not_specialize=["key", "blocks"])
-def digest_end(sums, out, key: tl.int64, blocks):
+def checksum_end(sums, out, key: tl.int64, blocks):
     total = count_before(sums, 0, blocks, 1024)
     tl.store(out, mix(total ^ key))
 
@@ -147,10 +147,10 @@ def inspect_block(
     MESSAGES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A block of one message's words, indices and values: its part of the digest, and a code.
+    """A block of one message's words, indices and values: its part of the checksum, and a code.
 
-    Found of a message: the digest that it says it has, then two numbers for every block. A code is
-    1 where the order is broken, and 2 more where a value is not finite.
+    Found of a message: the checksum that it says it has, then two numbers for every block. A code
+    is 1 where the order is broken, and 2 more where a value is not finite.
     """
     block = tl.program_id(0).to(tl.int64)
     message = tl.program_id(1)
@@ -161,7 +161,7 @@ def inspect_block(
     found += (first + message) * (2 * blocks + 1)
     if block == 0:
         tl.store(found, tl.load(body + words))
-    tl.store(found + 1 + block, digest_of(body, at, words))
+    tl.store(found + 1 + block, checksum_of(body, at, words))
     code = tl.max(breaks_order(entries, at, index_count, size).to(tl.int32))
     sizes = tl.load(numbers + at, mask=at < value_count, other=0) & 0x7FFFFFFF
     code += 2 * (tl.max(sizes) >= 0x7F800000).to(tl.int32)
@@ -179,9 +179,9 @@ def inspect_end(found, fine, key: tl.int64, first, blocks):
     for at in range(0, blocks, LANES):
         lanes = at + tl.arange(0, LANES)
         codes |= tl.load(found + 1 + blocks + lanes, mask=lanes < blocks, other=0)
-    digest = mix(total ^ mix(mix(key ^ (first + message))))
+    checksum = mix(total ^ mix(mix(key ^ (first + message))))
     fine += message * 4
-    tl.store(fine, digest == tl.load(found))
+    tl.store(fine, checksum == tl.load(found))
     tl.store(fine + 1, tl.max(codes & 1) == 0)
     tl.store(fine + 2, tl.max(codes & 2) == 0)
     tl.store(fine + 3, 1)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from sparsewire.adapters.ddp import Wire, attach
+from sparsewire.adapters.ddp import SparseHookState, attach
 from sparsewire.errors import SchemeError
 from sparsewire.notation import nearest, short
 from sparsewire.report import dense_traffic
@@ -101,7 +101,7 @@ class Entry:
         self.model = model
         self.starts: list[float] = []
         self.warm_up = 2
-        self.wire: Wire | None = None
+        self.wire: SparseHookState | None = None
         self._peer = PEERS.get(name)
         self._state: Any = None
         self._values = 0  # that DDP handed over
@@ -133,26 +133,28 @@ class Entry:
 
         return timed
 
-    def sent(self, world: int) -> int:
+    def sent(self, world_size: int) -> int:
         """Bytes of payload that this rank has sent so far; of a peer, what a ring would send."""
         if self.wire is not None:
-            return self.wire.meter.bytes_sent
+            return self.wire.counters.bytes_sent
         if self._peer is None or not self._peer.sends:
             return 0
         if isinstance(self._state, powerSGD_hook.PowerSGDState):
-            return dense_traffic(self._state.total_numel_after_compression, world, 4)
-        return dense_traffic(self._values, world, self._peer.adds.itemsize)
+            return dense_traffic(self._state.total_numel_after_compression, world_size, 4)
+        return dense_traffic(self._values, world_size, self._peer.adds.itemsize)
 
     def buckets(self) -> list[dict[str, tuple[int, ...]]]:
         """What was exchanged together in the last step, by name and shape; of a peer, how much."""
         if self.wire is None:
             return [{"values": (size,)} for size in self._sizes]
-        return [{span.name: span.shape for span in spans} for spans in self.wire.meter.deposited]
+        return [
+            {span.name: span.shape for span in params} for params in self.wire.counters.accumulated
+        ]
 
     def forget_buckets(self) -> None:
         """After warm-up: DDP cuts its buckets anew after the first step."""
         if self.wire is not None:
-            self.wire.meter.deposited.clear()
+            self.wire.counters.accumulated.clear()
 
     def leave(self) -> None:
         """Free the model for the next one; what was entered with it stays as it is."""

@@ -116,8 +116,8 @@ class _Course:
 
     def _merge(self, mine: list[_Sample]) -> list[dict[str, Any]]:
         """On rank 0, every step as the mean over all ranks."""
-        world = dist.get_world_size()
-        found: list[list[_Sample]] | None = [[]] * world if dist.get_rank() == 0 else None
+        world_size = dist.get_world_size()
+        found: list[list[_Sample]] | None = [[]] * world_size if dist.get_rank() == 0 else None
         dist.gather_object(mine, found)
         return [_mean(list(ranks)) for ranks in zip(*found, strict=True)] if found else []
 

@@ -13,7 +13,7 @@ from time import perf_counter
 
 import torch
 
-from sparsewire.meter import STAGES
+from sparsewire.counters import STAGES
 
 from ..tasks.workloads import Workload
 from .contenders import Entry
@@ -65,14 +65,14 @@ def steps(
         for parameter in workload.model.parameters()
         if parameter.requires_grad
     ]
-    meter = entry.wire.meter if entry.wire else None
+    counters = entry.wire.counters if entry.wire else None
     try:
         while True:
             meet()
             arrivals.clear()
             entry.starts.clear()
-            if meter is not None:
-                meter.trace = []
+            if counters is not None:
+                counters.trace = []
             began = perf_counter()
             optimizer.zero_grad()
             loss = workload.loss(entry.model)
@@ -81,15 +81,15 @@ def steps(
             returned = perf_counter()
             optimizer.step()
             marks = Marks(began, forwarded, max(arrivals), returned, perf_counter())
-            stages = list(meter.trace or ()) if meter is not None else []
+            stages = list(counters.trace or ()) if counters is not None else []
             if entry.starts:  # a peer says only when it began
                 stages = [("exchange", entry.starts[0], returned)]
             yield split(marks, stages)
     finally:
         for hook in hooks:
             hook.remove()
-        if meter is not None:
-            meter.trace = None
+        if counters is not None:
+            counters.trace = None
 
 
 def split(marks: Marks, stages: Sequence[Stage]) -> Step:

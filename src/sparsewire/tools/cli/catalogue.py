@@ -22,7 +22,7 @@ def list_parts(options: List) -> int:
     """Print every family of parts, each part with the first line of its docstring."""
     families = {
         family: {part.__name__: _summary(part) for part in parts}
-        for family, parts in sw.FAMILIES.items()
+        for family, parts in sw.scheme.FAMILIES.items()
     }
     if options.json:
         print(json.dumps(families, indent=2))

@@ -102,7 +102,7 @@ class Loop:
             loss.backward()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             # backward() loses the type of what went wrong in an exchange; the wire keeps it.
-            if isinstance(self._wire.error, sw.NonFiniteError):
+            if isinstance(self._wire.error, sw.errors.NonFiniteError):
                 raise self._diverged("gradient") from error
             raise self._wire.error or error from error
         self._optimizer.step()

@@ -115,12 +115,12 @@ def _send(sender: socket.socket) -> None:
 
 def _receive(receiver: socket.socket, least: int, seconds: float) -> float:
     """Receive at least so much for at least so long, and return the bits per second."""
-    room = bytearray(_CHUNK)
+    capacity = bytearray(_CHUNK)
     begin = time.perf_counter()
     received, passed = 0, 0.0
     while received < least or passed < seconds:
         # The kernel throws the bytes away itself: copying them would slow fast links down.
-        count = receiver.recv_into(room, _CHUNK, socket.MSG_TRUNC)
+        count = receiver.recv_into(capacity, _CHUNK, socket.MSG_TRUNC)
         if not count:
             raise ConnectionError("the connection ended")
         received += count

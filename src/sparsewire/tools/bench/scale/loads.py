@@ -10,12 +10,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sparsewire.collectives.sums import CHUNK, chunk_sizes, share_size
-from sparsewire.engine import Exchange
+from sparsewire.collectives.all_reduce import AllReducePlan
+from sparsewire.collectives.sharded import ShardedPlan
+from sparsewire.exchange import Exchange
 from sparsewire.groups.transport import gather_hops
 from sparsewire.message import HEADER_BYTES
 from sparsewire.report import dense_traffic
 from sparsewire.scheme import as_scheme
+from sparsewire.segments import Segments
+from sparsewire.selectors import NegotiationPlan
+from sparsewire.sums import CHUNK, chunk_sizes, share_size
 
 from ..contenders import DENSE
 
@@ -55,11 +59,11 @@ class Loads:
         self._values = [math.prod(shape) for bucket in buckets for shape in bucket.values()]
         self._buckets = len(buckets)
         self._scheme = None if name == DENSE else as_scheme(name).at(2**62)
-        self._exchanges: list[Exchange] = []
+        self._segments: list[Segments] = []
         if self._scheme is not None:
             for bucket in buckets:
                 shapes = {key: tuple(shape) for key, shape in bucket.items()}
-                self._exchanges.append(Exchange(self._scheme, self._scheme.cut(shapes)))
+                self._segments.append(self._scheme.partition(shapes))
 
     def on(self, hosts: int) -> Load:
         """The load of one of so many hosts."""
@@ -68,36 +72,38 @@ class Loads:
             received = sum(dense_traffic(count, hosts, 4) for count in self._values)
             return Load(2 * others * self._buckets, received, looked_at=0, added=0)
         collective = self._scheme.collective
+        exchanges = [Exchange(self._scheme, segments, hosts) for segments in self._segments]
         # Only the first bucket of a step sends a header.
         spared = (self._buckets - 1) * others * HEADER_BYTES
         return Load(
             # a header and a verdict each step
-            hops=2 + sum(_hops(exchange, hosts) for exchange in self._exchanges),
-            received=sum(exchange.traffic(hosts) for exchange in self._exchanges) - spared,
+            hops=2 + sum(map(_hops, exchanges)),
+            received=sum(exchange.traffic for exchange in exchanges) - spared,
             looked_at=sum(self._values) + (sum(self._values) // hosts if collective.fields else 0),
-            added=sum(_added(exchange, hosts) for exchange in self._exchanges),
+            added=sum(map(_added, exchanges)),
         )
 
 
-def _hops(exchange: Exchange, hosts: int) -> int:
+def _hops(exchange: Exchange) -> int:
     """How often a host waits for another in one exchange."""
-    collective, talk = exchange.scheme.collective, _talk_hops(exchange, hosts)
-    if collective.adds:
-        return talk + _sum_hops(exchange.value_count, exchange.sum_width, hosts)
-    if collective.fields:
-        return talk + 1 + gather_hops(exchange.pull_bytes(hosts), hosts)
-    return talk + gather_hops(exchange.message_bytes, hosts)
+    plan, hosts = exchange.plan, exchange.world_size
+    talk = _talk_hops(exchange.negotiation) if exchange.negotiation else 0
+    if isinstance(plan, AllReducePlan):
+        return talk + _sum_hops(plan.layout.value_count, exchange.dtype.itemsize, hosts)
+    if isinstance(plan, ShardedPlan):
+        return talk + 1 + gather_hops(plan.message_bytes["pull"], hosts)
+    return talk + gather_hops(exchange.layout.nbytes, hosts)
 
 
-def _talk_hops(exchange: Exchange, hosts: int) -> int:
+def _talk_hops(plan: NegotiationPlan) -> int:
     """What of it comes before the choice: norms are added up, what all ranks name is gathered, and
     a leader's message goes down a tree."""
-    norms = exchange.scheme.selector.summed(exchange.segments)
-    hops = _sum_hops(norms, 4, hosts) if norms else 0
-    notice = exchange.notice_bytes(hosts)
-    if notice and exchange.scheme.selector.proposers == "all":
-        return hops + gather_hops(notice, hosts)
-    return hops + ((hosts - 1).bit_length() if notice else 0)
+    hops = _sum_hops(plan.added, 4, plan.world_size) if plan.added else 0
+    if plan.proposal is None:
+        return hops
+    if plan.led:
+        return hops + (plan.world_size - 1).bit_length()
+    return hops + gather_hops(plan.proposal.nbytes, plan.world_size)
 
 
 def _sum_hops(count: int, width: int, hosts: int) -> int:
@@ -106,12 +112,12 @@ def _sum_hops(count: int, width: int, hosts: int) -> int:
     return len(chunk_sizes(count)) * (1 + gather_hops(share, hosts))
 
 
-def _added(exchange: Exchange, hosts: int) -> int:
+def _added(exchange: Exchange) -> int:
     """Values that one host adds up one by one in one exchange."""
-    collective = exchange.scheme.collective
-    if collective.adds:
-        return exchange.value_count + exchange.scheme.selector.summed(exchange.segments)
-    if collective.fields:
-        parts = sum(form.value_count for form in exchange.push_forms(hosts))
-        return parts + sum(form.value_count for form in exchange.pull_forms(hosts))
-    return hosts * exchange.value_count
+    plan, hosts = exchange.plan, exchange.world_size
+    if isinstance(plan, AllReducePlan):
+        norms = exchange.negotiation.added if exchange.negotiation else 0
+        return plan.layout.value_count + norms
+    if isinstance(plan, ShardedPlan):
+        return sum(layout.value_count for layout in (*plan.push, *plan.pull))
+    return hosts * exchange.layout.value_count

@@ -1,0 +1,93 @@
+"""The communication hook that DDP calls, and which state it works with.
+
+DDP never lets go of a hook. So ours stays after `detach`, reduces as plain DDP does, and finds the
+state that is attached next. (No postponed annotations here: DDP inspects the hook's signature.)
+"""
+
+import weakref
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from ..errors import AttachError
+
+
+class Registered(Protocol):
+    """What the hook needs of the state that it was registered with."""
+
+    model: "weakref.ref[DistributedDataParallel]"
+    process_group: dist.ProcessGroup
+
+
+class HookState(Registered, Protocol):
+    """The state that is at work."""
+
+    def take(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]: ...
+
+
+_active: "weakref.WeakKeyDictionary[DistributedDataParallel, HookState]" = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def sparse_hook(state: Registered, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Exchange a bucket sparsely: DDP's communication hook, for a `SparseHookState`."""
+    model = state.model()
+    active = None if model is None else _active.get(model)
+    if active is None:
+        return allreduce_hook(state.process_group, bucket)
+    return active.take(bucket)
+
+
+def check_is_free(model: DistributedDataParallel) -> None:
+    """Refuse a model that has a state already, or another hook."""
+    if model in _active:
+        raise AttachError("this model is attached already: call detach() on what attach() returned")
+    if any(hook is not sparse_hook for hook, _ in getattr(model, "_comm_hooks", [])):
+        raise _taken()
+
+
+def activate(model: DistributedDataParallel, state: HookState) -> None:
+    """Let the hook of this model work with a state from now on."""
+    _active[model] = state
+
+
+def deactivate(state: HookState) -> bool:
+    """Let the hook reduce as plain DDP does again; returns whether the state was active."""
+    model = state.model()
+    if model is None or _active.get(model) is not state:
+        return False
+    del _active[model]
+    return True
+
+
+@dataclass
+class _Anchor:
+    """What DDP holds as long as it lives: not a state, whose tensors would stay with it."""
+
+    model: "weakref.ref[DistributedDataParallel]"
+    process_group: dist.ProcessGroup
+
+
+def register(model: DistributedDataParallel) -> None:
+    """Register our hook, unless the model has it from before."""
+    try:
+        model.register_comm_hook(_Anchor(weakref.ref(model), model.process_group), sparse_hook)
+    except RuntimeError as error:
+        if any(hook is sparse_hook for hook, _ in getattr(model, "_comm_hooks", [])):
+            return
+        raise _taken() from error
+
+
+def _taken() -> AttachError:
+    return AttachError(
+        "DDP has one slot for a communication hook, and it is taken: by another "
+        "register_comm_hook (fp16, PowerSGD …), by DDP(mixed_precision=…) or by an optimizer "
+        "that runs in backward. Build the model's DDP without that and attach again; for "
+        "16-bit values on the wire use Scheme(…, values=BFloat16())"
+    )

@@ -1,0 +1,330 @@
+"""A few bits per selected value, and a few float32 centres that say what the bits stand for.
+
+Values that are sent densely are few and matter: they go as bfloat16 beside the bits.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..errors import SchemeError
+from ..kernels import bits as packing
+from ..randomness import mix, stream
+from ..segments import ParamSlice, Segments
+from .values import Place, ValueCodec, from_bytes, to_bytes
+
+_WHOLE = torch.bfloat16
+_MOST = torch.finfo(torch.float32).max
+
+
+class _Quantized(ValueCodec):
+    """Centres first, then the packed codes of the selected values, then the dense values."""
+
+    linear = False
+    quantizes = True
+    dtype = _WHOLE
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """Bits per selected value."""
+
+    @abstractmethod
+    def centres(self, segments: Segments) -> int:
+        """How many float32 centres a message holds."""
+
+    @abstractmethod
+    def quantize(self, values: Tensor, place: Place) -> tuple[Tensor, Tensor]:
+        """The centres, and an integer of `width` bits for every selected value."""
+
+    @abstractmethod
+    def restore(self, centres: Tensor, codes: Tensor, place: Place) -> Tensor:
+        """What the codes stand for."""
+
+    def exact(self, dtype: torch.dtype) -> bool:
+        return False
+
+    def nbytes(self, segments: Segments) -> int:
+        codes = packing.packed_bytes(segments.capacity, self.width)
+        centres = self.centres(segments) if segments.capacity else 0
+        return 4 * centres + codes + _WHOLE.itemsize * segments.dense_size
+
+    def encode(self, values: Tensor, place: Place) -> Tensor:
+        capacity = place.segments.capacity
+        if not capacity:
+            return to_bytes(values, _WHOLE)
+        selected = values[:capacity]
+        if selected.dtype == torch.float64:
+            selected = selected.clamp(-_MOST, _MOST).float()
+        centres, codes = self.quantize(selected, place)
+        return torch.cat(
+            [
+                to_bytes(centres, torch.float32),
+                kernels.on(codes.device).pack(codes, self.width),
+                to_bytes(values[capacity:], _WHOLE),
+            ]
+        )
+
+    def decode(self, data: Tensor, place: Place, dtype: torch.dtype) -> Tensor:
+        capacity = place.segments.capacity
+        if not capacity:
+            return from_bytes(data, _WHOLE).to(dtype)
+        split = 4 * self.centres(place.segments)
+        end = split + packing.packed_bytes(capacity, self.width)
+        centres = from_bytes(data[:split], torch.float32)
+        codes = kernels.on(data.device).unpack(data[split:end], capacity, self.width)
+        selected = self.restore(centres, codes, place)
+        return torch.cat([selected.to(dtype), from_bytes(data[end:], _WHOLE).to(dtype)])
+
+
+def _mean_magnitudes(values: Tensor, counts: Tensor, place: Place) -> Tensor:
+    """The mean |value| of each segment; added in float64, so that the order is no matter.
+
+    Zeros count like other values, since they too are read as ± a centre: without them, a few
+    large values among zeros would come back many times over.
+    """
+    sums = torch.segment_reduce(values.abs().double(), "sum", lengths=counts, unsafe=True)
+    shares = counts.clone()
+    shares[-1] -= values.numel() - _before(place, place.segments.size)
+    return sums / shares.clamp(min=1)
+
+
+def _before(place: Place, index: int) -> Tensor:
+    """How many selected values lie before a coordinate."""
+    return torch.searchsorted(place.indices, index)
+
+
+def _counts(place: Place) -> Tensor:
+    """How many selected values each segment has: side by side, since indices ascend.
+
+    The padding index counts with the last segment. Of corrupt indices the counts are of no use, and
+    no harm.
+    """
+    starts = place.segments.table(place.indices.device).starts
+    edges = torch.searchsorted(place.indices, starts)
+    edges[:1].zero_()  # a number written by itself would wait for the device
+    end = edges.new_full((1,), place.indices.numel())
+    return torch.diff(edges.cummax(0).values, append=end)
+
+
+def _segments(place: Place, counts: Tensor) -> Tensor:
+    """The number of the segment that each selected value belongs to."""
+    return torch.repeat_interleave(counts, output_size=place.indices.numel())
+
+
+def _columns(place: Place) -> Tensor:
+    """The number of the column, over all parameters, that each selected value lies in."""
+    starts, widths, first = _column_table(place.segments, place.indices.device)
+    # the padding index counts with the last column: nothing is ever added there
+    inside = place.indices.clamp(
+        max=place.segments.sparse[-1].stop - 1 if place.indices.numel() else 0
+    )
+    param = torch.bucketize(inside, starts, right=True) - 1
+    column: Tensor = first[param] + (inside - starts[param]) % widths[param]
+    return column
+
+
+def _column_table(segments: Segments, device: torch.device) -> Tensor:
+    """Of every parameter that is selected from: its start, its columns, and those before it."""
+    key = ("columns", device)
+    if key not in segments.scratch:
+        params = _selected_spans(segments)
+        widths = [_column_count(param.shape) for param in params]
+        first = [sum(widths[:number]) for number in range(len(params))]
+        rows = ([param.start for param in params], widths, first)
+        segments.scratch[key] = torch.tensor(rows, dtype=torch.int64).to(device)
+    table: Tensor = segments.scratch[key]
+    return table
+
+
+def _selected_spans(segments: Segments) -> list[ParamSlice]:
+    """The parameters that do not are sent densely."""
+    whole = [(segment.start, segment.start + segment.length) for segment in segments.dense]
+    return [
+        param
+        for param in segments.params
+        if param.length
+        and not any(start <= param.start and param.stop <= stop for start, stop in whole)
+    ]
+
+
+def _column_count(shape: tuple[int, ...]) -> int:
+    return max(1, math.prod(shape[1:]))
+
+
+@dataclass(frozen=True, repr=False)
+class OneBit(_Quantized):
+    """One bit per value: its sign, standing for plus or minus a centre.
+
+    The centre is the smallest magnitude sent ('threshold', after Strom), the mean magnitude of the
+    value's column in its weight matrix ('column', after Dryden), or of its segment ('global').
+
+    Reference: Aji & Heafield 2017, section 3.4.
+    """
+
+    centre: Literal["threshold", "column", "global"] = "global"
+    width: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        if self.centre not in ("threshold", "column", "global"):
+            raise SchemeError(
+                f"OneBit's centre is 'threshold', 'column' or 'global', not {self.centre!r}"
+            )
+
+    def centres(self, segments: Segments) -> int:
+        if self.centre == "column":
+            return sum(_column_count(param.shape) for param in _selected_spans(segments))
+        return len(segments.sparse)
+
+    def quantize(self, values: Tensor, place: Place) -> tuple[Tensor, Tensor]:
+        if self.centre == "column":
+            centres = self._column_means(values, place)
+        else:
+            counts = _counts(place)
+            centres = _mean_magnitudes(values, counts, place).float()
+        if self.centre == "threshold":
+            # the smallest but for zeros, where the mean bounds it: it must not be 0 for ever
+            sizes = values.abs().masked_fill_(values == 0, math.inf)
+            least = torch.segment_reduce(sizes, "min", lengths=counts, unsafe=True)
+            centres = torch.minimum(centres, least)
+        return centres, (values < 0).long()
+
+    def _column_means(self, values: Tensor, place: Place) -> Tensor:
+        owner = _columns(place)
+        sums = torch.zeros(self.centres(place.segments), dtype=torch.float64, device=values.device)
+        shares = torch.zeros_like(sums)
+        sums.index_add_(0, owner, values.abs().double())
+        shares.index_add_(0, owner, (place.indices < place.segments.size).double())
+        return (sums / shares.clamp(min=1)).float()
+
+    def restore(self, centres: Tensor, codes: Tensor, place: Place) -> Tensor:
+        owner = _columns(place) if self.centre == "column" else _segments(place, _counts(place))
+        return centres.index_select(0, owner) * (1 - 2 * codes)
+
+
+class _Steps(_Quantized):
+    """A sign and the number of a step: ±step·(½ + number), step = 2·mean|x| / 2^(width−1).
+
+    Steps stay so small that the last one can be read: what is beyond it is sent in instalments.
+    """
+
+    def centres(self, segments: Segments) -> int:
+        return len(segments.sparse)
+
+    def quantize(self, values: Tensor, place: Place) -> tuple[Tensor, Tensor]:
+        levels = 1 << (self.width - 1)
+        counts = _counts(place)
+        means = _mean_magnitudes(values, counts, place)
+        steps = (means * (2 / levels)).clamp(max=_MOST / levels).float()
+        own = steps.index_select(0, _segments(place, counts))
+        number = (values.abs() / own).nan_to_num_(0, levels, 0).clamp_(max=levels - 1).long()
+        return steps, number.mul_(2).add_(values < 0)
+
+    def restore(self, centres: Tensor, codes: Tensor, place: Place) -> Tensor:
+        own = centres.index_select(0, _segments(place, _counts(place)))
+        number = torch.arange(1 << self.width, device=codes.device)
+        meaning = ((number >> 1) + 0.5) * (1 - 2 * (number & 1))
+        return own * meaning.index_select(0, codes)
+
+
+@dataclass(frozen=True, repr=False)
+class TwoBit(_Steps):
+    """Two bits per value: a sign, and whether it lies under or over the mean magnitude.
+
+    Reference: Aji & Heafield's Marian code.
+    """
+
+    width: ClassVar[int] = 2
+
+
+@dataclass(frozen=True, repr=False)
+class KBit(_Steps):
+    """`bits` bits per value: a sign and equal steps up to twice the mean magnitude of the segment.
+
+    Reference: Aji & Heafield's Marian code.
+    """
+
+    bits: int = 4
+
+    def __post_init__(self) -> None:
+        _check_bits("KBit", self.bits, 1)
+
+    @property
+    def width(self) -> int:
+        return self.bits
+
+
+@dataclass(frozen=True, repr=False)
+class QSGD(_Quantized):
+    """`bits` bits per value: a sign and a share of the norm of its bucket, rounded at random.
+
+    With s = 2^(bits−1) − 1, the level is s·|x|/‖x‖ of every `bucket` values of a segment in turn,
+    rounded up with the probability of its fraction: what arrives is right on average. The error is
+    at most bucket/s² of the values' square: error feedback needs a bucket smaller than s².
+
+    Reference: Alistarh et al. 2017.
+    """
+
+    bits: int = 4
+    bucket: int = 16
+
+    def __post_init__(self) -> None:
+        _check_bits("QSGD", self.bits, 2)
+        if isinstance(self.bucket, bool) or not isinstance(self.bucket, int) or self.bucket < 1:
+            raise SchemeError("QSGD's bucket is a whole number of values, at least 1")
+
+    @property
+    def width(self) -> int:
+        return self.bits
+
+    def centres(self, segments: Segments) -> int:
+        return sum(-(-segment.capacity // self.bucket) for segment in segments.sparse)
+
+    def _owner(self, place: Place, segment: Tensor, counts: Tensor) -> Tensor:
+        """The number of the bucket that each selected value belongs to."""
+        capacities = place.segments.table(segment.device).capacities
+        buckets = (capacities + (self.bucket - 1)) // self.bucket
+        first = (torch.cumsum(buckets, 0) - buckets).index_select(0, segment)
+        begin = (torch.cumsum(counts, 0) - counts).index_select(0, segment)
+        number = torch.arange(segment.numel(), device=segment.device) - begin
+        # the padding index may go beyond the last bucket, and adds nothing there
+        return (first + number // self.bucket).clamp_(0, self.centres(place.segments) - 1)
+
+    def quantize(self, values: Tensor, place: Place) -> tuple[Tensor, Tensor]:
+        counts = _counts(place)
+        segment = _segments(place, counts)
+        owner, levels = self._owner(place, segment, counts), (1 << (self.bits - 1)) - 1
+        squares = torch.zeros(
+            self.centres(place.segments), dtype=torch.float64, device=values.device
+        )
+        squares.index_add_(0, owner, values.double().square())
+        norms = squares.sqrt().clamp(max=_MOST).float()
+        level = (values.abs() / norms.index_select(0, owner) * levels).nan_to_num(0, levels, 0)
+        # by name and place in the segment, wherever that lies in the message: DDP moves it
+        table = place.segments.table(segment.device)
+        dice = stream(table.keys, place.key).index_select(0, segment)
+        inside = place.indices - table.starts.index_select(0, segment)
+        chance = (mix(dice + inside) & ((1 << 24) - 1)) / (1 << 24)
+        number = (level + chance).floor().clamp(max=levels).long()
+        return norms, number * 2 + (values < 0)
+
+    def restore(self, centres: Tensor, codes: Tensor, place: Place) -> Tensor:
+        levels = (1 << (self.bits - 1)) - 1
+        counts = _counts(place)
+        own = centres.index_select(0, self._owner(place, _segments(place, counts), counts))
+        # a share of the norm first, lest the product overflow; tensor by tensor, since dividing
+        # by a number gives other bits on a GPU than on a CPU
+        share = (codes >> 1) / torch.full_like(codes, levels)
+        return own * share * (1 - 2 * (codes & 1))
+
+
+def _check_bits(name: str, bits: int, least: int) -> None:
+    if isinstance(bits, bool) or not isinstance(bits, int) or not least <= bits <= 16:
+        raise SchemeError(f"{name}'s bits are a whole number from {least} to 16, not {bits!r}")

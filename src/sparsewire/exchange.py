@@ -1,0 +1,331 @@
+"""The five steps for one flat gradient: accumulate, select, encode, communicate, decode.
+
+`Exchange.run` is a routine: a generator that yields what it wants communicated and is sent the
+answers. It knows nothing of networks, threads or devices; the drivers in `groups/` carry its
+requests. The last three steps are the collective's, in `collectives/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from . import kernels
+from .codecs import Implied
+from .collectives import Coding, CollectivePlan, Transfer
+from .counters import Counters
+from .kernels import Selection
+from .layout import MessageLayout, leave_out
+from .message import (
+    FINE,
+    HEADER_BYTES,
+    STATUS_BYTES,
+    Context,
+    Header,
+    check_statuses,
+    compare,
+    fingerprint,
+    layout_fingerprint,
+    pack_status,
+)
+from .randomness import RandomKey, fold, name_key
+from .requests import Routine, all_gather
+from .scheme import Scheme
+from .segments import ParamSlice, Segments
+from .selectors import Accumulation, Coordination, Negotiation, NegotiationPlan
+from .state import RESIDUAL, StepState
+from .workspace import Workspace
+
+
+@dataclass(frozen=True)
+class Call:
+    """Which exchange this is: the `step` and `bucket`, seen from `rank`.
+
+    `opens`: it is the first one of its step.
+    """
+
+    step: int
+    rank: int
+    bucket: int = 0
+    opens: bool = True
+
+
+@dataclass(frozen=True)
+class NonFinite:
+    """NaN or infinity, by rank and first parameter."""
+
+    parameters: Mapping[int, str]
+    who: str = "rank"
+
+    def __str__(self) -> str:
+        return "; ".join(f"{self.who} {rank} in {name}" for rank, name in self.parameters.items())
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one rank found in one exchange; on a GPU not known until somebody looks.
+
+    `returned` is what was put back into the residual of the values that were `selection` from it.
+    """
+
+    segments: Segments
+    context: Context
+    corruption: Tensor
+    non_finite: Tensor
+    selection: Selection
+    returned: Tensor | None
+
+
+class Exchange:
+    """Runs a scheme over gradients cut into `segments`, among `world_size` ranks.
+
+    Arguments:
+        scheme: says how.
+        segments: how the flat gradient is cut.
+        world_size: how many ranks exchange.
+        dtype: of the gradient, in which sums are made.
+        skips_unused: a parameter whose gradient is zero on all ranks is left out, state included,
+            because DDP will not hand its mean to the optimizer (`find_unused_parameters`).
+    """
+
+    def __init__(
+        self,
+        scheme: Scheme,
+        segments: Segments,
+        world_size: int,
+        dtype: torch.dtype = torch.float32,
+        skips_unused: bool = False,
+    ) -> None:
+        self.scheme = scheme
+        self.segments = segments
+        self.world_size = world_size
+        self.dtype = dtype
+        self.skips_unused = skips_unused
+
+    # -- sizes, known before anything is sent ----------------------------------------------------
+
+    @cached_property
+    def layout(self) -> MessageLayout:
+        """The layout of one message with all that a rank sends."""
+        return MessageLayout(self._coding.indices, self._coding.values, self.segments)
+
+    @cached_property
+    def _coding(self) -> Coding:
+        selector = self.scheme.selector
+        negotiated = selector.coordination is Coordination.NEGOTIATED
+        indices = Implied() if negotiated else self.scheme.indices  # all know them already
+        return Coding(selector, indices, self.scheme.values)
+
+    @cached_property
+    def plan(self) -> CollectivePlan:
+        """The collective's protocol."""
+        return self.scheme.collective.plan(self._coding, self.segments, self.world_size, self.dtype)
+
+    @cached_property
+    def negotiation(self) -> NegotiationPlan | None:
+        """What ranks tell each other before they select, if anything."""
+        indices = self.scheme.indices
+        return self.scheme.selector.negotiation(indices, self.segments, self.world_size)
+
+    @property
+    def traffic(self) -> int:
+        """Bytes each rank sends in the first exchange of a step, as many as it receives."""
+        ahead = HEADER_BYTES + (len(self.segments.params) if self.skips_unused else 0)
+        negotiated = self.negotiation.traffic if self.negotiation else 0
+        return (self.world_size - 1) * (ahead + STATUS_BYTES) + negotiated + self.plan.traffic
+
+    def fields(self, rank: int) -> dict[str, Segments]:
+        """Return how each field that a rank uses lies in its flat tensor, by key."""
+        fields = dict.fromkeys([RESIDUAL], self.segments)
+        owned = self.plan.owned(rank)
+        for field in (*self.scheme.fields, *self.scheme.collective.fields):
+            if field.extent == "coordinate":
+                fields[field.key] = self.segments
+            elif owned is not None:
+                fields[field.key] = owned
+        return fields
+
+    # -- the five steps --------------------------------------------------------------------------
+
+    def run(
+        self, gradient: Tensor, state: StepState, call: Call, counters: Counters, work: Workspace
+    ) -> Routine[Finding]:
+        """Exchange one flat gradient, which ends up holding the mean over all ranks.
+
+        Reads `state.before` and writes `state.after`; the caller keeps `after` or discards it once
+        the ranks `agree`. `work` belongs to this rank, and may serve many exchanges in turn.
+        """
+        yield from self._compare_headers(call, gradient.device, work)
+        unused = (yield from self._find_unused(gradient)) if self.skips_unused else []
+        wide = self._widened(state)
+        context = self.context(call)
+        negotiation = self._negotiation(context, call, gradient.device, work)
+
+        # accumulate, select
+        routine = self._select(gradient, wide, call, negotiation)
+        selection = yield from counters.timed("select", routine)
+        self._count(selection, counters)
+        entries = selection.indices, selection.values
+        leave_out(unused, entries, self.segments)
+
+        # encode, communicate, decode
+        transfer = Transfer(
+            context,
+            self._random_key(call),
+            self.world_size,
+            gradient,
+            wide,
+            unused,
+            counters,
+            work,
+            torch.full((), FINE, device=gradient.device)
+            if negotiation is None
+            else negotiation.corruption,
+        )
+        yield from self.plan.run(entries, transfer)
+
+        for param in unused:
+            gradient[param.start : param.stop] = 0
+        self._restore(unused, wide, call.rank)
+        self._narrow(wide, state, call)
+        non_finite = torch.where(
+            selection.non_finite == FINE, transfer.non_finite, selection.non_finite
+        )
+        corruption, returned = transfer.corruption, transfer.returned
+        return Finding(self.segments, context, corruption, non_finite, selection, returned)
+
+    def context(self, call: Call) -> Context:
+        """Return what the checksums of all messages of this exchange are keyed with."""
+        return Context(call.step, call.bucket, *self._fingerprints)
+
+    @cached_property
+    def _fingerprints(self) -> tuple[int, int]:
+        unused = "skips unused" if self.skips_unused else ""
+        return (
+            fingerprint(self.scheme.identity, unused),
+            layout_fingerprint(self.segments, self.dtype),
+        )
+
+    def _compare_headers(self, call: Call, device: torch.device, work: Workspace) -> Routine[None]:
+        """Make sure that all ranks are about to exchange the same, before anything else is sent.
+
+        On a CPU at the first exchange of every step. On a GPU, where looking at an answer waits for
+        the device, only at the first of this scheme and layout.
+        """
+        is_known = self._fingerprints in work.met
+        if is_known and not (call.opens and device.type == "cpu"):
+            return
+        header = Header(call.rank, call.step, call.bucket, *self._fingerprints, self.layout.nbytes)
+        answers = yield all_gather(header.pack())
+        headers = [Header.unpack(data, rank) for rank, data in enumerate(answers)]
+        compare(headers, header, repr(self.scheme))
+        work.met.add(self._fingerprints)
+
+    def _find_unused(self, gradient: Tensor) -> Routine[list[ParamSlice]]:
+        """Return the parameters whose gradient is zero on all ranks."""
+        params = self.segments.params
+        used = torch.stack([view.any() for _, view in self.segments.views(gradient)]).byte()
+        flags = yield all_gather(used)
+        on_any = torch.stack(list(flags)).amax(dim=0).tolist()
+        return [param for param, is_used in zip(params, on_any, strict=True) if not is_used]
+
+    def _negotiation(
+        self, context: Context, call: Call, device: torch.device, work: Workspace
+    ) -> Negotiation | None:
+        if self.negotiation is None:
+            return None
+        return Negotiation(self.negotiation, context, call.rank, device, work)
+
+    def _select(
+        self, gradient: Tensor, state: StepState, call: Call, negotiation: Negotiation | None
+    ) -> Routine[Selection]:
+        memory, selector = self.scheme.memory, self.scheme.selector
+        accumulation = Accumulation(
+            state.before.get(RESIDUAL),
+            memory.addend(gradient, state, self.segments, self.world_size),
+            state.after[RESIDUAL],
+        )
+        key = self._random_key(call)
+        if negotiation is None:
+            selection = selector.select(accumulation, self.segments, key, state)
+        else:
+            selection = yield from selector.negotiate(
+                accumulation, self.segments, key, state, negotiation
+            )
+        memory.mask(state, selection.indices)
+        return selection
+
+    def _random_key(self, call: Call) -> RandomKey:
+        return RandomKey(self.scheme.seed, call.step, call.rank)
+
+    def _count(self, selection: Selection, counters: Counters) -> None:
+        """Count the coordinates that were selected, and note the norms of what came in."""
+        counters.accumulated[self.segments.params] = selection.squares
+        counters.non_finite = selection.non_finite
+        counters.aimed_at += sum(segment.count for segment in self.segments.sparse)
+        counters.selected = counters.selected + selection.count
+
+    # -- state that is not as the gradient is ----------------------------------------------------
+
+    def _restore(self, unused: Sequence[ParamSlice], state: StepState, rank: int) -> None:
+        """Leave the state of unused parameters as it was, even where a codec reads a zero as
+        something else."""
+        names = {param.name for param in unused}
+        for key, segments in self.fields(rank).items() if names else ():
+            if key not in state.before:
+                continue
+            for param in segments.params:
+                if param.name in names:
+                    place = slice(param.start, param.stop)
+                    state.after[key][place] = state.before[key][place]
+
+    def _widened(self, state: StepState) -> StepState:
+        """Return the state in the type that sums are made in: itself, or a copy."""
+        if self.kept_as == self.dtype:
+            return state
+        return StepState(
+            {key: tensor.to(self.dtype) for key, tensor in state.before.items()},
+            {key: tensor.to(self.dtype) for key, tensor in state.after.items()},
+        )
+
+    @property
+    def kept_as(self) -> torch.dtype:
+        """The type in which state is kept from step to step."""
+        return self.scheme.memory.kept_as(self.dtype)
+
+    def _narrow(self, wide: StepState, state: StepState, call: Call) -> None:
+        """Round what was widened up or down at random, so that it is right on average."""
+        if wide is state:
+            return
+        for key, segments in self.fields(call.rank).items():
+            seed = fold(self._random_key(call).key(shared=False), name_key(key))
+            for param, view in segments.views(state.after[key]):  # wherever it lies: DDP moves it
+                source = wide.after[key][param.start : param.stop]
+                kernels.on(view.device).narrow(source, view, fold(seed, name_key(param.name)))
+
+
+def status_of(findings: Sequence[Finding], rank: int) -> Tensor:
+    """Return what a rank found in the exchanges of a step, as one message for all others."""
+    return torch.cat(
+        [pack_status(f.corruption, f.non_finite, f.context.status.key(rank)) for f in findings]
+    )
+
+
+def read_statuses(
+    exchanges: Sequence[tuple[Segments, Context]], statuses: Tensor
+) -> NonFinite | None:
+    """Return what all ranks found together in the exchanges of a step; a row for each rank.
+
+    Returns None if every gradient now holds the mean. Raises `CorruptMessageError`, on all
+    ranks, if any message was corrupt.
+    """
+    said = statuses.cpu().view(len(statuses), len(exchanges), STATUS_BYTES)
+    for number, (segments, context) in enumerate(exchanges):
+        bad = check_statuses(said[:, number].contiguous(), context)
+        if bad:
+            return NonFinite({rank: segments.params[param].name for rank, param in bad.items()})
+    return None

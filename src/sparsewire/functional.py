@@ -1,0 +1,181 @@
+"""Exchange as a function, for people who write their own loop: gradients and state in, both out.
+
+state = functional.init("TopK(0.01)", dict(model.named_parameters()))
+mean, state = functional.exchange(gradients, state, group)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from . import kernels
+from .counters import Counters
+from .errors import NonFiniteError, StateError
+from .exchange import NonFinite
+from .groups import Group, drive
+from .groups.simulated import SimulatedGroup
+from .requests import Routine
+from .scheme import AnyScheme, as_scheme
+from .selectors import Selector
+from .session import Session, Topology
+from .state import Saved, StateStore
+
+__all__ = ["State", "exchange", "init", "simulate"]
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """What a rank carries from step to step. `counters` keeps running totals."""
+
+    scheme: AnyScheme
+    step: int
+    memory: Saved
+    counters: Counters = field(default_factory=Counters)
+    _session: Session | None = field(default=None, repr=False)  # that made it; may be lost
+
+
+def init(scheme: AnyScheme | Selector | str, parameters: Mapping[str, Tensor]) -> State:
+    """The state before the first step."""
+    chosen = as_scheme(scheme)
+    for kind in {p.device.type for p in parameters.values()}:
+        kernels.prepare(kind)
+    memory = {
+        name: {
+            field.key: torch.zeros(
+                p.shape, dtype=chosen.memory.kept_as(_sum_dtype([p])), device=p.device
+            )
+            for field in chosen.fields
+            if field.extent == "coordinate"
+        }
+        for name, p in parameters.items()
+    }
+    return State(chosen, 0, memory)
+
+
+def exchange(
+    gradients: Mapping[str, Tensor], state: State, group: Group
+) -> tuple[dict[str, Tensor], State]:
+    """The mean gradient over all ranks of `group`, and the state for the next step.
+
+    The state's tensors are left as they are; its meter counts on. NaN or infinity on any rank
+    raises `NonFiniteError` on all.
+    """
+    job = _Job(gradients, state, group.rank, group.size)
+    group.doing = f"the exchange of step {state.step}"
+    return job.end(drive(job.run(), group, state.counters))
+
+
+def simulate(
+    gradients: Sequence[Mapping[str, Tensor]], states: Sequence[State]
+) -> tuple[dict[str, Tensor], list[State]]:
+    """The same for all workers at once, in one process: the mean, and every worker's next state."""
+    if not gradients or len(gradients) != len(states):
+        raise StateError(
+            f"simulate() takes one gradient and one state per worker, not {len(gradients)} and "
+            f"{len(states)}"
+        )
+    size = len(gradients)
+    jobs = [
+        _Job(g, s, rank, size) for rank, (g, s) in enumerate(zip(gradients, states, strict=True))
+    ]
+    found = SimulatedGroup(size).drive([job.run() for job in jobs], [s.counters for s in states])
+    ends = [job.end(non_finite) for job, non_finite in zip(jobs, found, strict=True)]
+    return ends[0][0], [state for _, state in ends]
+
+
+class _Job:
+    """One rank's part in one exchange of all parameters together."""
+
+    def __init__(self, gradients: Mapping[str, Tensor], state: State, rank: int, size: int) -> None:
+        self._state = state
+        self._gradients = gradients
+        shapes = {name: tuple(g.shape) for name, g in gradients.items()}
+        store = _store_of(state, shapes, rank, size)
+        # workers may have been given one state, but never share a workspace
+        before = state._session
+        if before is not None and before.topology != Topology(rank, size):
+            before = None
+        self._session = Session(
+            state.scheme,
+            shapes,
+            Topology(rank, size),
+            step=state.step,
+            store=store,
+            counters=state.counters,
+            before=before,
+        )
+        self._transaction = self._session.begin()
+        device = next((g.device for g in gradients.values()), torch.device("cpu"))
+        dtype, length = _sum_dtype(gradients.values()), sum(g.numel() for g in gradients.values())
+        flat = torch.empty(length, dtype=dtype, device=device)
+        self._unit = self._transaction.unit(0, shapes, dtype, device, flat)
+        for name, view in self._unit.views():
+            view.copy_(gradients[name].detach())
+
+    def run(self) -> Routine[NonFinite | None]:
+        """The exchange itself, for a driver."""
+        yield from self._transaction.exchange(self._unit)
+        return (yield from self._transaction.agree())
+
+    def end(self, non_finite: NonFinite | None) -> tuple[dict[str, Tensor], State]:
+        """Mean and next state."""
+        state, session = self._state, self._session
+        if non_finite is not None:
+            self._transaction.rollback()
+            raise NonFiniteError(
+                f"NaN or infinity in the gradient at step {state.step}: {non_finite}; the state "
+                f"is as it was"
+            )
+        self._transaction.commit()
+        session.store.release()
+        views = dict(self._unit.views())
+        mean = {name: views[name].to(g.dtype) for name, g in self._gradients.items()}
+        memory = {name: session.store.get(name) for name in self._gradients}
+        return mean, replace(state, step=session.steps, memory=memory, _session=session)
+
+
+def _store_of(
+    state: State, shapes: Mapping[str, tuple[int, ...]], rank: int, world_size: int
+) -> StateStore:
+    """Return a store that holds a state's memory, and whose steps leave that as it is."""
+    last = state._session
+    if last is not None and _holds(last.store, state.memory, shapes, rank, world_size):
+        return last.store.fork()
+    store = StateStore(state.scheme.fields, shapes, rank, world_size)
+    blank = store.state_dict()  # of what a rank owns nothing is known before the first exchange
+    store.check({name: {**blank.get(name, {}), **held} for name, held in state.memory.items()})
+    store.adopt(state.memory)
+    return store
+
+
+def _holds(
+    store: StateStore,
+    memory: Mapping[str, Mapping[str, Tensor]],
+    shapes: Mapping[str, tuple[int, ...]],
+    rank: int,
+    world_size: int,
+) -> bool:
+    """Whether a store still has these very tensors, not others that were put in their place."""
+    if (store.shapes, store.rank, store.world_size) != (shapes, rank, world_size):
+        return False
+    return memory.keys() == shapes.keys() and all(
+        memory[name].keys() == held.keys()
+        and all(_is_same(memory[name][key], tensor) for key, tensor in held.items())
+        for name in shapes
+        for held in [store.get(name)]
+    )
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    return (one.data_ptr(), one.shape, one.dtype) == (other.data_ptr(), other.shape, other.dtype)
+
+
+def _sum_dtype(tensors: Iterable[Tensor]) -> torch.dtype:
+    dtype = torch.float32
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype

@@ -1,0 +1,172 @@
+"""Ranks that share a machine: dense among themselves, and one of them speaks for all to the others.
+
+The first rank of a machine leads. The gradients of a machine are averaged over the fast links
+inside it; the leader alone exchanges that average with the leaders of the other machines, and hands
+the mean to its machine.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import weakref
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..errors import AttachError, SparsewireError
+from ..report import plural
+from ..requests import Request, all_gather, all_reduce
+from .distributed import DistributedGroup, Ticket
+
+IntraNode = dist.ProcessGroup | DeviceMesh | int | Literal["local"]
+
+# Groups that are free again, for each way to share out the ranks and deadline.
+_Pair = tuple[dist.ProcessGroup, dist.ProcessGroup]
+_spares: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[object, list[_Pair]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+class Hierarchy:
+    """The group of this rank's machine, and on its leader that of all leaders.
+
+    It carries requests to 'intra_node' inside the machine, and all others between leaders.
+
+    Arguments:
+        intra_node: the ranks of this machine; see `attach`.
+        dtype: of what is added up inside a machine, to be tried at once; None for no trial.
+        everyone: the group of all ranks, all of whom must come.
+        device: where gradients live.
+    """
+
+    def __init__(
+        self,
+        intra_node: IntraNode,
+        dtype: torch.dtype | None,
+        everyone: DistributedGroup,
+        device: torch.device,
+    ) -> None:
+        nodes = _share_out(_members(intra_node, everyone), everyone)
+        world_size = dist.group.WORLD
+        assert isinstance(world_size, dist.ProcessGroup)
+        key = (tuple(map(tuple, nodes)), everyone.timeout)
+        self._spare = _spares.setdefault(world_size, {}).setdefault(key, [])
+        self._pair = self._spare.pop() if self._spare else _make_groups(nodes, everyone.timeout)
+        self.size = len(nodes)
+        self.rank = next(n for n, ranks in enumerate(nodes) if dist.get_rank() in ranks)
+        self.local_world_size = len(nodes[0])
+        self._inside = DistributedGroup(self._pair[0], everyone.timeout, device, _is_own=True)
+        self.local_rank = self._inside.rank
+        self._leaders: DistributedGroup | None = None
+        if self.local_rank == 0:
+            self._leaders = DistributedGroup(self._pair[1], everyone.timeout, device, _is_own=True)
+            self._leaders.liveness = everyone.liveness  # a failure anywhere concerns all ranks
+        self._inside.liveness = everyone.liveness
+        if dtype is not None:
+            self._try(dtype, device)
+
+    def _try(self, dtype: torch.dtype, device: torch.device) -> None:
+        probe = torch.zeros(1, dtype=dtype, device=device)
+        try:
+            self.wait(self.start(all_reduce(probe, "intra_node")))
+        except SparsewireError as error:
+            raise AttachError(
+                f"this backend cannot add up {dtype} inside a node: leave intra_node_dtype out"
+            ) from error
+
+    @property
+    def doing(self) -> str:
+        """What is under way, for the words of an error."""
+        return self._inside.doing
+
+    @doing.setter
+    def doing(self, what: str) -> None:
+        for group in (self._inside, self._leaders):
+            if group is not None:
+                group.doing = what
+
+    def start(self, request: Request) -> tuple[DistributedGroup, Ticket]:
+        """Begin a request in the group that it names."""
+        group = self._inside if request.group == "intra_node" else self._leaders
+        assert group is not None, "only leaders exchange"
+        return group, group.start(request)
+
+    def wait(self, ticket: tuple[DistributedGroup, Ticket]) -> Any:
+        """Wait for the end of a request, and return its answer."""
+        group, inner = ticket
+        return group.wait(inner)
+
+    def close(self) -> None:
+        """Leave both groups; the next hierarchy of these ranks takes them over."""
+        self._inside.close()
+        if self._leaders is not None:
+            self._leaders.close()
+        self._spare.append(self._pair)
+
+
+def _members(intra_node: IntraNode, everyone: DistributedGroup) -> list[int]:
+    """The global ranks of this node, however they were given."""
+    if isinstance(intra_node, DeviceMesh):
+        if intra_node.ndim != 1:
+            raise AttachError(
+                f"intra_node takes one dimension of a mesh, and this one has {intra_node.ndim}: "
+                f"write intra_node=mesh['local'] with the name of the one inside a machine"
+            )
+        intra_node = intra_node.get_group()
+    if isinstance(intra_node, dist.ProcessGroup):
+        return dist.get_process_group_ranks(intra_node)
+    size = intra_node
+    if size == "local":
+        text = os.environ.get("LOCAL_WORLD_SIZE", "")
+        if not text.isdigit():
+            raise AttachError(
+                "intra_node='local' takes the number of ranks on a machine from LOCAL_WORLD_SIZE, "
+                "which torchrun sets and which is not set here: write it, as intra_node=8"
+            )
+        size = int(text)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1 or everyone.size % size:
+        raise AttachError(
+            f"intra_node={size!r} makes no sense for {plural(everyone.size, 'rank')}: it is the "
+            f"number of ranks on every machine, a process group of them, one dimension of a "
+            f"DeviceMesh, or 'local'"
+        )
+    first = everyone.rank // size * size
+    return everyone.members[first : first + size]
+
+
+def _share_out(mine: list[int], everyone: DistributedGroup) -> list[list[int]]:
+    """All nodes, as their global ranks; refused unless they share the ranks out evenly."""
+    if everyone.size != dist.get_world_size():
+        raise AttachError(
+            "intra_node= needs a model over all ranks, since all must make the groups"
+        )
+    row = torch.full((everyone.size,), -1)
+    row[: len(mine)] = torch.tensor(mine)
+    answers = everyone.wait(everyone.start(all_gather(row.view(torch.uint8))))
+    rows = [answer.cpu().view(torch.int64).tolist() for answer in answers]
+    nodes = sorted({tuple(rank for rank in row if rank >= 0) for row in rows})
+    if len({len(node) for node in nodes}) > 1 or sum(map(len, nodes)) != everyone.size:
+        raise AttachError(
+            f"the nodes given by intra_node= do not share out the model's {everyone.size} ranks "
+            f"evenly: every rank must be in one node, and all nodes must have as many ranks"
+        )
+    return [list(node) for node in nodes]
+
+
+def _make_groups(nodes: list[list[int]], timeout: float) -> _Pair:
+    """The ranks of this node, and those in the same place of all nodes.
+
+    All ranks make all groups, in one order, and belong to as many: torch names groups by that.
+    """
+    limit = datetime.timedelta(seconds=timeout)
+    own: list[dist.ProcessGroup] = []
+    for sets in (nodes, [list(place) for place in zip(*nodes, strict=True)]):
+        for ranks in sets:
+            group = dist.new_group(ranks, timeout=limit, group_desc="sparsewire")
+            if dist.get_rank() in ranks:
+                assert isinstance(group, dist.ProcessGroup)
+                own.append(group)
+    return own[0], own[1]

@@ -1,0 +1,225 @@
+"""Deposits, with a list of what reaches its segment's floor; plain gathers; rounding."""
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .device import magnitude, mix, popcount
+
+# columns of the state
+FLOOR = tl.constexpr(0)  # what reaches it is listed
+LISTED_COUNT = tl.constexpr(1)  # how many that are
+SPILLED = tl.constexpr(2)  # whether there was no room for them
+
+
+@triton.jit(do_not_specialize=["entries", "capacity", "limit"])
+def accumulate(
+    before,
+    addend,
+    after,
+    values,
+    tiles,
+    state,
+    listed,
+    parts,
+    cursor,
+    squares,
+    non_finite,
+    entries,
+    list_capacity,
+    limit,
+    HAS_BEFORE: tl.constexpr,
+    LISTS: tl.constexpr,
+    TILE: tl.constexpr,
+    STATE: tl.constexpr,
+):
+    """One tile; see `deposit_tile`. Loads without a mask are 16 bytes wide."""
+    tile = tl.program_id(0)
+    start = tl.load(tiles + tile * 4)
+    stop = tl.load(tiles + tile * 4 + 1)
+    segment = tl.load(tiles + tile * 4 + 2)
+    place = entries + tl.load(tiles + tile * 4 + 3)
+    # fmt: off
+    if (stop - start == TILE) & ((segment >= 0) | (place % 4 == 0)):
+        deposit_tile(
+            before, addend, after, values, tiles, state, listed, parts, cursor, squares, non_finite,
+            list_capacity, limit, tile, start, stop, segment, place, True,
+            HAS_BEFORE, LISTS, False, TILE, STATE,
+        )
+    else:
+        deposit_tile(
+            before, addend, after, values, tiles, state, listed, parts, cursor, squares, non_finite,
+            list_capacity, limit, tile, start, stop, segment, place, False,
+            HAS_BEFORE, LISTS, False, TILE, STATE,
+        )
+    # fmt: on
+
+
+@triton.jit
+def deposit_tile(
+    before,
+    addend,
+    after,
+    values,
+    tiles,
+    state,
+    listed,
+    parts,
+    cursor,
+    squares,
+    non_finite,
+    list_capacity,
+    limit,
+    tile,
+    start,
+    stop,
+    segment,
+    place,
+    IS_FULL: tl.constexpr,
+    HAS_BEFORE: tl.constexpr,
+    LISTS: tl.constexpr,
+    RETRIES: tl.constexpr,
+    TILE: tl.constexpr,
+    STATE: tl.constexpr,
+):
+    """after = before + addend, and out of it what reaches the segment's floor, into the list.
+
+    Most of that is withdrawn in the end, and the rest put back: far fewer scattered writes than
+    withdrawing later. A tile's part of the list is ascending; the parts lie as tiles come.
+    Where a segment is sent densely its values go out and zero stays.
+    """
+    words = tl.arange(0, TILE // 32)
+    bits = tl.arange(0, 32)
+    inner = words[:, None] * 32 + bits[None, :]
+    base = start // TILE * TILE
+    addend += base
+    before += base
+    after += base
+    if IS_FULL:
+        added = tl.load(addend + inner).to(tl.float32)
+        total = added
+        if HAS_BEFORE:
+            total = tl.load(before + inner) + added
+    else:
+        inside = (inner >= (start - base).to(tl.int32)) & (inner < (stop - base).to(tl.int32))
+        added = tl.load(addend + inner, mask=inside, other=0).to(tl.float32)
+        total = added
+        if HAS_BEFORE:
+            total = tl.load(before + inner, mask=inside, other=0) + added
+    sizes = magnitude(total)
+    hits = sizes < 0
+    kept = total
+    if LISTS:
+        here = state + tl.maximum(segment, 0) * STATE
+        floor = tl.load(here + FLOOR).to(tl.int32)
+        hits = sizes >= tl.where(segment < 0, 0x7FFFFFFF, floor)  # at least 1, so none outside
+        kept = tl.where(hits, 0.0, total)
+    if segment < 0:
+        kept = tl.zeros_like(total)
+        to = values + tl.multiple_of(place - start + base, 4) + inner  # see below
+        if IS_FULL:
+            tl.store(to, total)
+        else:
+            tl.store(to, total, mask=inside)
+    if IS_FULL:
+        tl.store(after + inner, kept)
+    else:
+        tl.store(after + inner, kept, mask=inside)
+    tl.store(squares + tile, tl.sum(added * added))
+    tl.store(non_finite + tile, (tl.max(sizes) >= 0x7F800000).to(tl.int32))
+    if LISTS:
+        marks = tl.sum(tl.where(hits, 1 << bits[None, :], 0), 1)
+        many = popcount(marks)
+        count = tl.sum(many)
+        first = tl.atomic_add(cursor, count, sem="relaxed")
+        tl.atomic_add(here + LISTED_COUNT, count.to(tl.int64), sem="relaxed")
+        lower = popcount(marks[:, None] & ((1 << bits) - 1)[None, :])
+        at = first + (tl.cumsum(many, 0) - many)[:, None] + lower
+        # Scattered stores would first send values and pointers through shared memory. Saying
+        # that four lie side by side, aligned, prevents that; and the mask, of which nothing is
+        # known, prevents that the four are really stored as one.
+        to = tl.multiple_of(tl.max_contiguous(listed + at, [1, 4]), [1, 16])
+        fits = hits & (at >= 0) & (at < limit)  # the cursor may have wrapped around
+        tl.store(to, total.to(tl.int32, bitcast=True), mask=fits)
+        to = tl.multiple_of(tl.max_contiguous(listed + 2 * list_capacity + at, [1, 4]), [1, 16])
+        tl.store(to, inner, mask=fits)
+        has_room = (first >= 0) & (first + count <= limit)
+        tl.store(parts + tile * 2, first)
+        tl.store(parts + tile * 2 + 1, tl.where(has_room, count, 0))
+        if (count > 0) & (has_room == 0):  # the segment counts as missed
+            tl.store(here + SPILLED, 1)
+            if RETRIES:
+                tl.store(after + inner, total, mask=hits)
+
+
+@triton.jit
+def inspect(number, params, squares, non_finite, span_squares, span_unsound, param_count):
+    """The sum over the tiles of one parameter; the program behind the last parameter finds the
+    first bad."""
+    LANES: tl.constexpr = 2048
+    lanes = tl.arange(0, LANES)
+    if number < param_count:
+        first = tl.load(params + number)
+        last = tl.load(params + number + 1)
+        found = tl.zeros([LANES], tl.float64)
+        for at in range(first, last, LANES):
+            found += tl.load(squares + at + lanes, mask=at + lanes < last, other=0).to(tl.float64)
+        tl.store(span_squares + number, tl.sum(found))
+    else:
+        tiles = tl.load(params + param_count)
+        worst = tl.full([LANES], 0x7FFFFFFF, tl.int32)
+        for tile in range(0, tiles, LANES):
+            is_bad = tl.load(non_finite + tile + lanes, mask=tile + lanes < tiles, other=0) != 0
+            worst = tl.minimum(worst, tl.where(is_bad, (tile + lanes).to(tl.int32), worst))
+        bad = tl.min(worst)
+        before = tl.zeros([LANES], tl.int32)  # parameters that begin no later than the tile
+        for param in range(0, param_count, LANES):
+            live = param + lanes < param_count
+            begins = tl.load(params + param + lanes, mask=live, other=0)
+            before += (live & (begins <= bad)).to(tl.int32)
+        tl.store(span_unsound, tl.where(bad < tiles, tl.sum(before) - 1, -1))
+
+
+@triton.jit(do_not_specialize=["count", "size", "blocks", "span_count"])
+def gather(
+    after,
+    indices,
+    values,
+    count,
+    size,
+    blocks,
+    params,
+    squares,
+    non_finite,
+    span_squares,
+    span_unsound,
+    param_count,
+    BLOCK: tl.constexpr,
+):
+    """Take the values at `indices` and leave zero; the programs behind those inspect."""
+    block = tl.program_id(0)
+    if block >= blocks:
+        inspect(
+            block - blocks, params, squares, non_finite, span_squares, span_unsound, param_count
+        )
+    else:
+        lanes = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        at = tl.load(indices + lanes, mask=lanes < count, other=-1)
+        inside = (at >= 0) & (at < size)
+        selection = tl.load(after + at, mask=inside, other=0)
+        tl.store(values + lanes, selection, mask=lanes < count)
+        tl.debug_barrier()  # another thread may clear a place than has read it
+        tl.store(after + at, tl.zeros_like(selection), mask=inside)
+
+
+@triton.jit(do_not_specialize=["count", "key"])
+def round_at_random(wide, narrow, count, key: tl.int64, BLOCK: tl.constexpr):
+    """Four values share a word, as in `reference`."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    bits = tl.load(wide + at, mask=at < count, other=0).to(tl.int32, bitcast=True)
+    chance = ((mix(at // 4 + key) >> (at % 4 * 16)) & 0xFFFF).to(tl.int32)
+    rounded = bits + chance
+    rounded = tl.where((rounded & 0x7F800000) != 0x7F800000, rounded, bits)
+    tl.store(narrow + at, (rounded >> 16).to(tl.int16), mask=at < count)

@@ -1,0 +1,357 @@
+"""What one rank keeps from step to step: tensors by parameter name, laid out flat where they are
+used.
+
+Parts of a scheme declare what they keep as `StateField`s; the store knows nothing else of them.
+Every step is a transaction. It reads the `before` tensors and writes the `after` tensors; `commit`
+swaps the two, and a step that fails never commits. That costs two tensors for each field instead of
+one, and no extra pass over memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .errors import StateError
+from .segments import ParamSlice, Segments
+from .shards import owned
+
+RESIDUAL = "residual"
+OWNED = "owned"  # the residual of a shard owner
+_OWNED_PREFIX = "owned."
+SAMPLE = 1 << 16  # coordinates: 0.4 % off where magnitudes are normally distributed
+
+Saved = dict[str, dict[str, Tensor]]  # parameter name -> key of a field -> tensor
+
+
+@dataclass(frozen=True)
+class StateField:
+    """One number for every coordinate that a part keeps from step to step.
+
+    Arguments:
+        key: names the field in checkpoints and checksums. It never changes, whatever the attribute
+            or class that uses it is called.
+        extent: every 'coordinate' of a parameter, or those 'owned' by this rank as a shard owner.
+        loss_scale_power: how the field follows the scale s of the loss: 1 for what is made of
+            gradients, 2 for what is made of their squares, 0 for what does not depend on s.
+        follows_lr: holds gradients that are still to be applied, so that a new learning rate γ
+            multiplies them by γ_old / γ.
+        persistent: saved in checkpoints; otherwise it is zero after a restart.
+    """
+
+    key: str
+    extent: Literal["coordinate", "owned"] = "coordinate"
+    loss_scale_power: int = 1
+    follows_lr: bool = False
+    persistent: bool = True
+
+    @property
+    def for_owner(self) -> StateField:
+        """The same field as a shard owner keeps it, for the coordinates that it owns."""
+        return replace(self, key=_OWNED_PREFIX + self.key, extent="owned")
+
+
+@dataclass(frozen=True)
+class StepState:
+    """The fields of one exchange, as the last step left them and as this step writes them.
+
+    Flat tensors with a spare slot at their end, by key. A field that nobody keeps is missing in
+    `before`.
+    """
+
+    before: Mapping[str, Tensor]
+    after: Mapping[str, Tensor]
+
+    @property
+    def for_owner(self) -> StepState:
+        """A selector's fields as a shard owner keeps them, by the keys that the selector knows."""
+        return StepState(_owner_part(self.before), _owner_part(self.after))
+
+
+def _owner_part(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        key.removeprefix(_OWNED_PREFIX): tensor
+        for key, tensor in tensors.items()
+        if key.startswith(_OWNED_PREFIX)
+    }
+
+
+@dataclass
+class _Column:
+    """One field of the parameters that are exchanged together.
+
+    `before` is None if nobody keeps the field, and `after` until a step needs it.
+    """
+
+    key: str
+    params: tuple[ParamSlice, ...]
+    before: Tensor | None
+    after: Tensor | None
+
+    def swap(self) -> None:
+        if self.before is not None:
+            self.before, self.after = self.after, self.before
+
+
+@dataclass
+class StateStore:
+    """All that one rank keeps.
+
+    Arguments:
+        fields: what the parts of a scheme keep; none means nothing is kept.
+        shapes: of the parameters.
+        rank, world_size: which of the ranks that exchange this is, for fields that are 'owned'.
+    """
+
+    fields: Sequence[StateField]
+    shapes: Mapping[str, tuple[int, ...]]
+    rank: int = 0
+    world_size: int = 1
+    _columns: dict[tuple[Hashable, str], _Column] = field(default_factory=dict)
+    _homes: dict[tuple[str, str], tuple[_Column, ParamSlice]] = field(default_factory=dict)
+    _loaded: Saved = field(default_factory=dict)  # and not laid out yet
+    _open: list[_Column] = field(default_factory=list)
+    _committed: list[_Column] = field(default_factory=list)
+
+    def open(
+        self,
+        unit: Hashable,
+        layout: Mapping[str, Segments],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> StepState:
+        """Return the tensors of one exchange.
+
+        `layout` says which fields are used, by key, and how each lies in its flat tensor. Fields
+        that are not named keep what they hold. Parameters are found by name wherever they were
+        before, because DDP rebuilds its buckets.
+        """
+        self._committed = []
+        kept = {field.key for field in self.fields}
+        before, after = {}, {}
+        for key, segments in layout.items():
+            column = self._columns.get((unit, key))
+            if column is None or column.params != segments.params or not self._is_home(column):
+                column = self._lay_out(key, segments, dtype, device, key in kept)
+                self._columns[unit, key] = column
+            if column.after is None:
+                column.after = torch.zeros(segments.size + 1, dtype=dtype, device=device)
+            self._open.append(column)
+            after[key] = column.after
+            if column.before is not None:
+                before[key] = column.before
+        return StepState(before, after)
+
+    def _is_home(self, column: _Column) -> bool:
+        """Whether the column's parameters have not moved elsewhere since."""
+        return column.before is None or all(
+            self._homes[param.name, column.key][0] is column for param in column.params
+        )
+
+    def _lay_out(
+        self, key: str, segments: Segments, dtype: torch.dtype, device: torch.device, is_kept: bool
+    ) -> _Column:
+        if not is_kept:
+            return _Column(key, segments.params, None, None)
+        before = torch.zeros(segments.size + 1, dtype=dtype, device=device)
+        column = _Column(key, segments.params, before, None)
+        for param in segments.params:
+            held = self.get(param.name).get(key)
+            if held is not None:
+                before[param.start : param.stop] = held.reshape(-1)
+            self._homes[param.name, key] = (column, param)
+            self._loaded.get(param.name, {}).pop(key, None)
+        return column
+
+    def commit(self) -> None:
+        """The step took place."""
+        for column in self._open:
+            column.swap()
+        self._committed, self._open = self._open, []
+
+    def commit_only(self, key: str) -> None:
+        """The step took place for one field, and for the others it did not."""
+        self._open = [column for column in self._open if column.key == key]
+        self.commit()
+
+    def discard(self) -> None:
+        """The step did not take place."""
+        self._open = []
+
+    def undo(self) -> bool:
+        """Take back the last committed step, if the next one has not begun yet."""
+        undone, self._committed = self._committed, []
+        for column in undone:
+            column.swap()
+        return bool(undone)
+
+    def get(self, name: str) -> dict[str, Tensor]:
+        """Return what is kept of one parameter, by key; empty if nothing is yet."""
+        held = dict(self._loaded.get(name, {}))
+        for each in self.fields:
+            if (name, each.key) in self._homes:
+                column, param = self._homes[name, each.key]
+                assert column.before is not None
+                held[each.key] = column.before[param.start : param.stop].view(param.shape)
+        return held
+
+    def fork(self) -> StateStore:
+        """Return a store that holds the same and goes its own way: its next step leaves the
+        tensors of this one as they are."""
+        columns = {place: replace(column, after=None) for place, column in self._columns.items()}
+        forked = {id(self._columns[place]): column for place, column in columns.items()}
+        homes = {
+            place: (forked[id(column)], param)
+            for place, (column, param) in self._homes.items()
+            if id(column) in forked
+        }
+        loaded = {name: dict(held) for name, held in self._loaded.items()}
+        return StateStore(
+            self.fields, self.shapes, self.rank, self.world_size, columns, homes, loaded
+        )
+
+    def release(self) -> None:
+        """Let go of the tensors that the next step would write; it makes new ones."""
+        self._committed = []
+        for column in self._columns.values():
+            column.after = None
+
+    def follow_lr(self, factors: Mapping[str, float]) -> None:
+        """Multiply what is still to be applied of these parameters, after a new learning rate."""
+        self._scale(factors, {field.key: 1 for field in self.fields if field.follows_lr})
+
+    def follow_loss_scale(self, factor: float) -> None:
+        """Keep all fields in the unit of the gradients, whose scale is `factor` times what it
+        was."""
+        powers = {field.key: field.loss_scale_power for field in self.fields}
+        self._scale(dict.fromkeys(self.shapes, factor), powers)
+
+    def _scale(self, factors: Mapping[str, float], powers: Mapping[str, int]) -> None:
+        for name, factor in factors.items():
+            for key, tensor in self.get(name).items():
+                if powers.get(key):
+                    tensor.mul_(factor ** powers[key])
+
+    def state_dict(self) -> Saved:
+        """Return a copy of all that is saved; what is not there yet counts as zero."""
+        saved: Saved = {}
+        for name in self.shapes:
+            held = self.get(name)
+            saved[name] = {
+                each.key: held[each.key].detach().clone()
+                if each.key in held
+                else torch.zeros(self._shape(name, each))
+                for each in self.fields
+                if each.persistent
+            }
+        return saved
+
+    def _shape(self, name: str, each: StateField) -> tuple[int, ...]:
+        shape = self.shapes[name]
+        if each.extent == "coordinate":
+            return shape
+        return (owned(name, math.prod(shape), self.rank, self.world_size),)
+
+    def squared_norms(self) -> dict[str, float]:
+        """Return the sum of squares of the residual of each parameter, that of a shard owner
+        included; empty if no residual is kept."""
+        keys = [field.key for field in self.fields if field.key in (RESIDUAL, OWNED)]
+        if not keys:
+            return {}
+        rows = [
+            (name, torch.linalg.vector_norm(tensor, dtype=torch.float64))
+            for name in self.shapes
+            for key, tensor in self.get(name).items()
+            if key in keys
+        ]
+        squares = dict.fromkeys(self.shapes, 0.0)
+        if rows:  # one wait for the device, whatever the number of parameters
+            norms = torch.stack([norm for _, norm in rows]).tolist()
+            for (name, _), norm in zip(rows, norms, strict=True):
+                squares[name] += norm**2
+        return squares
+
+    def estimated_norm(self) -> float:
+        """Estimate the norm of the residual from about `SAMPLE` coordinates evenly spaced.
+
+        The residual has no outliers, because they are sent, so a sample serves well.
+        """
+        flats = [
+            column.before
+            for column in self._columns.values()
+            if column.key in (RESIDUAL, OWNED)
+            and column.before is not None
+            and self._is_home(column)
+        ]
+        stride = max(1, sum(flat.numel() for flat in flats) // SAMPLE) | 1  # odd: meets all columns
+        norms = [torch.linalg.vector_norm(flat[::stride], dtype=torch.float64) for flat in flats]
+        squares = torch.stack(norms).square().sum().item() if norms else 0.0
+        return math.sqrt(stride * squares)
+
+    def check(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Refuse state that does not belong to these parameters, and say what does not fit."""
+        if not isinstance(saved, Mapping) or not all(
+            isinstance(held, Mapping) and all(isinstance(t, Tensor) for t in held.values())
+            for held in saved.values()
+        ):
+            raise StateError("the saved memory is not what state_dict() returns")
+        missing = sorted(self.shapes.keys() - saved.keys())
+        foreign = sorted(saved.keys() - self.shapes.keys())
+        if missing:
+            raise StateError(
+                f"the saved state lacks {_some(missing)}: was it saved for this model?"
+            )
+        if foreign:
+            raise StateError(f"the saved state knows {_some(foreign)}, which this model has not")
+        fields = {field.key: field for field in self.fields if field.persistent}
+        optional = {key for key, field in fields.items() if field.extent == "owned"}
+        for name in self.shapes:
+            keys = saved[name].keys()
+            if OWNED in keys and OWNED not in fields:
+                raise StateError(
+                    f"the saved state of {name} holds what an owner keeps back, and this scheme "
+                    f"has no owners: attach with collective=Sharded(), or it would be lost"
+                )
+            # owners that were not there before begin with nothing
+            if {*keys, *optional} != set(fields):
+                raise StateError(
+                    f"the saved state of {name} holds {sorted(keys)}, and this memory keeps "
+                    f"{sorted(fields)}: attach with the memory= that it was saved with, or "
+                    f"begin with an empty one"
+                )
+            for key, tensor in saved[name].items():
+                shape = self._shape(name, fields[key])
+                if tuple(tensor.shape) != shape:
+                    has = "this rank owns" if key in optional else "the parameter has"
+                    raise StateError(
+                        f"the saved {key} of {name} has shape {tuple(tensor.shape)}, and {has} "
+                        f"{shape}"
+                    )
+                if not tensor.isfinite().all():
+                    raise StateError(f"the saved {key} of {name} holds NaN or infinity")
+
+    def load_state_dict(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Take over saved state, checked before anything changes."""
+        self.check(saved)
+        self.adopt(
+            {
+                name: {key: tensor.detach().clone() for key, tensor in held.items()}
+                for name, held in saved.items()
+            }
+        )
+
+    def adopt(self, held: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Hold these tensors and nothing else, without a copy."""
+        self._columns.clear()
+        self._homes.clear()
+        self._open, self._committed = [], []
+        self._loaded = {name: dict(tensors) for name, tensors in held.items()}
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
