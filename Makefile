@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 OLDEST := .venv-oldest
-FAST := src/sparsewire tests/laws $(filter-out tests/test_docs.py tests/test_packaging.py tests/test_benchmarks.py, $(wildcard tests/test_*.py)) tests/golden -k "not messages and not buckets"
+FAST := src/sparsewire tests/seams/test_faults.py tests/seams/test_updates.py $(addprefix tests/,laws codecs selectors collectives groups adapters) $(filter-out tests/test_docs.py tests/test_packaging.py tests/test_benchmarks.py, $(wildcard tests/test_*.py)) tests/golden -k "not messages and not buckets"
 
 .PHONY: demo test test-fast test-oldest lint bench-wire bench-encode bench-share bench-table2 bench-step bench-dropping bench-train bench-scale fuzz wheel clean help
 
@@ -48,7 +48,7 @@ test-fast: $(DEV)  ## the tests that start no processes: the laws and the parts,
 	$(BIN)/python -m pytest --numprocesses 2 --quiet $(FAST)
 
 test-oldest: $(OLDEST)/.installed  ## the core of the tests on the oldest torch, numpy and numba that are supported
-	$(OLDEST)/bin/python -m pytest --numprocesses 2 --dist loadgroup tests/test_selectors.py tests/test_functional.py tests/laws tests/distributed
+	$(OLDEST)/bin/python -m pytest --numprocesses 2 --dist loadgroup tests/selectors tests/test_functional.py tests/laws tests/distributed
 
 lint: $(DEV)  ## style and types
 	$(BIN)/ruff format --check .
@@ -82,7 +82,7 @@ bench-scale: $(STAMP)  ## bytes and time of a step with 2 to 8 hosts, and a mode
 	$(BIN)/sparsewire bench scale --out benchmarks/results/scale
 
 fuzz: $(DEV)  ## ten million damaged messages: about half an hour
-	SPARSEWIRE_FUZZ=10000000 $(BIN)/python -m pytest --numprocesses 2 tests/test_damage.py
+	SPARSEWIRE_FUZZ=10000000 $(BIN)/python -m pytest --numprocesses 2 tests/test_corruption.py
 
 wheel: $(DEV)  ## build the packages for an index into dist/, and check them
 	rm -rf dist

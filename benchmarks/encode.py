@@ -31,7 +31,7 @@ from sparsewire.exchange import Call, Exchange, status_of
 from sparsewire.groups import drive
 from sparsewire.randomness import RandomKey
 from sparsewire.segments import Segments
-from sparsewire.selectors import Accumulation, Selector
+from sparsewire.selectors import NO_STATE, Accumulation, Selector
 from sparsewire.state import RESIDUAL, StepState
 from sparsewire.workspace import Workspace
 
@@ -123,7 +123,8 @@ class Rank:
         """One step with sparsewire's kernels."""
         before, after = self.pages
         accumulation = Accumulation(before, self.gradient(), after)
-        taken = self.selector.select(accumulation, self.segments, RandomKey(0, self.step, 0))
+        key = RandomKey(0, self.step, 0)
+        taken = self.selector.select(accumulation, self.segments, key, NO_STATE, self.work)
         self.pages.reverse()
         self.step += 1
         return taken
@@ -206,7 +207,7 @@ def decoding(size: int, gradients: list[Tensor]) -> dict[str, Job]:
     kernel = kernels.on(flat.device)
     return {
         f"decode {count}": lambda all=messages * (count // 8): kernel.add_up(
-            flat, all, 1 / 8, segments
+            flat, all, 1 / 8, segments, rank.work
         )
         for count in (8, 32)
     }
@@ -247,7 +248,7 @@ def workspace(size: int, gradients: list[Tensor]) -> dict[str, float]:
         torch.cuda.reset_peak_memory_stats()
         taken = rank.select()
         messages = [(taken.indices, taken.values)] * 8
-        kernels.on(flat.device).add_up(flat, messages, 1 / 8, rank.segments)
+        kernels.on(flat.device).add_up(flat, messages, 1 / 8, rank.segments, rank.work)
         most = torch.cuda.max_memory_allocated() - before - kept
         found[f"kept {selector!r}"] = kept / size
         found[f"besides {selector!r}"] = most / size

@@ -28,6 +28,7 @@ from sparsewire.counters import Counters
 from sparsewire.exchange import Call, Exchange
 from sparsewire.groups.simulated import SimulatedGroup
 from sparsewire.kernels import SWITCH
+from sparsewire.segments import Segments
 from sparsewire.state import RESIDUAL, StepState
 from sparsewire.tools.tasks import mnist
 from sparsewire.tools.tasks.models import Transformer, resnet18
@@ -184,7 +185,7 @@ def guesses(training: Training, device: torch.device) -> None:
     exchange = training.exchange("TopK(0.01)", 1)
     segments = exchange.segments
     kept = pages(exchange, device)
-    counters, step = Counters(), 0
+    counters, work, step = Counters(), Workspace(), 0
     parameters = dict(training.model.named_parameters())
     batches = training.batches()
     page.say()
@@ -193,22 +194,23 @@ def guesses(training: Training, device: torch.device) -> None:
         f"  {'phase':<12} {'steps':>6} {'segments':>7} {'missed':>7}   a step that misses costs"
     )
     for phase, steps, factor in PHASES:
-        before = misses(segments.scratch)
+        before = misses(segments, device, work)
         costs: dict[bool, list[float]] = {True: [], False: []}
         for _ in range(steps):
             flat = training.gradient(exchange, next(batches))
-            seen = misses(segments.scratch)
-            run = exchange.run(flat, StepState(*kept), Call(step, 0), counters, Workspace())
+            seen = misses(segments, device, work)
+            run = exchange.run(flat, StepState(*kept), Call(step, 0), counters, work)
             started = counters.seconds["select"]
             SimulatedGroup(1).drive([run], [counters])
-            costs[misses(segments.scratch) > seen].append(counters.seconds["select"] - started)
+            is_miss = misses(segments, device, work) > seen
+            costs[is_miss].append(counters.seconds["select"] - started)
             kept.reverse()
             step += 1
             with torch.no_grad():
                 for span, view in segments.views(flat):
                     update = view.view(span.shape)
                     parameters[span.name].sub_(update, alpha=training.rate * factor)
-        missed = misses(segments.scratch) - before
+        missed = misses(segments, device, work) - before
         total = steps * len(segments.sparse)
         slow = ""
         if device.type == "cpu" and all(costs.values()):
@@ -218,12 +220,15 @@ def guesses(training: Training, device: torch.device) -> None:
         page.say(f"  {phase:<12} {steps:6} {len(segments.sparse):7} {share}   {slow}")
 
 
-def misses(scratch: dict[object, object]) -> int:
+def misses(segments: Segments, device: torch.device, work: Workspace) -> int:
     """How many segments were missed so far."""
-    found = scratch.get("predictor")
-    if isinstance(found, Tensor):
-        return int(found[:, 0].sum())  # of every segment: misses, steps
-    return int(found["misses"]) if isinstance(found, dict) else 0
+    if device.type == "cuda":
+        from sparsewire.kernels.cuda import plan
+
+        return int(plan.plan_of(segments, device, work).tally[:, 0].sum())
+    from sparsewire.kernels.cpu import extract, floors
+
+    return int(extract.plan_of(segments, floors.COUNT, work).tally[1])
 
 
 def main() -> None:

@@ -117,14 +117,14 @@ class Worker:
     def __init__(self, text: str, gradient: dict[str, Tensor], device: torch.device) -> None:
         self._scheme = sw.parse(text).at(0)
         shapes = {name: tuple(g.shape) for name, g in gradient.items()}
-        cuts = [self._scheme.partition(shapes) for _ in range(WORKERS)]
-        parts = [gradient[span.name].reshape(-1) for span in cuts[0].params]
+        segments = self._scheme.partition(shapes)
+        parts = [gradient[param.name].reshape(-1) for param in segments.params]
         self._gradient = torch.cat(parts).float()
-        self._exchanges = [Exchange(self._scheme, cut, WORKERS) for cut in cuts]
+        self._exchange = Exchange(self._scheme, segments, WORKERS)
         blank = torch.zeros(len(self._gradient) + 1, device=device)
         self._state = StepState({RESIDUAL: blank}, {RESIDUAL: blank.clone()})  # of all of them
-        self._meters = [Counters() for _ in cuts]
-        self._work = [Workspace() for _ in cuts]
+        self._meters = [Counters() for _ in range(WORKERS)]
+        self._work = [Workspace() for _ in range(WORKERS)]
         for step in (0, 1, 2, STEP):  # headers first; then what TopK guesses by
             group = Recorder()
             group.drive([self._run(rank, step) for rank in range(WORKERS)], self._meters)
@@ -133,15 +133,15 @@ class Worker:
     def _run(self, rank: int, step: int = STEP) -> Routine[Finding]:
         flat, call = self._gradient.clone(), Call(step, rank)
         kept = self._state, call, self._meters[rank], self._work[rank]
-        return self._exchanges[rank].run(flat, *kept)
+        return self._exchange.run(flat, *kept)
 
     def select(self) -> None:
         """Choose and take out, as worker 0 would alone."""
-        segments, state = self._exchanges[0].segments, self._state
+        segments, state = self._exchange.segments, self._state
         addend = self._scheme.memory.addend(self._gradient, state, segments, WORKERS)
         accumulation = Accumulation(state.before[RESIDUAL], addend, state.after[RESIDUAL])
         key = RandomKey(self._scheme.seed, STEP, 0)
-        self._scheme.selector.select(accumulation, segments, key, state)
+        self._scheme.selector.select(accumulation, segments, key, state, self._work[0])
 
     def encode(self) -> None:
         """All that comes before the last message."""

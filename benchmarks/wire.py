@@ -29,7 +29,7 @@ from sparsewire.kernels.reference import finite
 from sparsewire.message import FINE, HEADER_BYTES, STATUS_BYTES, add_checksum, matches_checksum
 from sparsewire.randomness import RandomKey
 from sparsewire.segments import Segments
-from sparsewire.selectors import Accumulation
+from sparsewire.selectors import NO_STATE, Accumulation
 from sparsewire.state import RESIDUAL, StepState
 from sparsewire.tools.tasks import mnist
 from sparsewire.workspace import Workspace
@@ -116,7 +116,8 @@ def index_sizes(size: int) -> None:
     segments = scheme.partition(shapes)
     flat = torch.cat([gradients[span.name].reshape(-1) for span in segments.params])
     accumulation = Accumulation(None, flat, torch.zeros(flat.numel() + 1))
-    indices = scheme.selector.select(accumulation, segments, RandomKey(0, 0, 0)).indices
+    key, work = RandomKey(0, 0, 0), Workspace()
+    indices = scheme.selector.select(accumulation, segments, key, NO_STATE, work).indices
     index_row(f"MNIST 1 % of {flat.numel() / 1e6:.2f}M", scheme, segments, indices, PEERS)
     target("indices at 1 %", found[0.01]["default"], 8.6, "bits")
     target("indices at 0.1 %", found[0.001]["default"], 12.0, "bits")
@@ -214,9 +215,8 @@ def check_times(size: int, repeats: int) -> None:
         plan, sender, receiver = two_ranks(scheme, size)
         segments = plan.layout.segments
 
-        def select(scheme: sw.Scheme = scheme, segments: Segments = segments) -> kernels.Selection:
-            return scheme.selector.select(accumulation, segments, RandomKey(0, 0, 0))
-
+        draw, work = RandomKey(0, 0, 0), Workspace()
+        select = partial(scheme.selector.select, accumulation, segments, draw, NO_STATE, work)
         taken = select()
         indices, values = entries = taken.indices, taken.values
         message, own = plan.encode(entries, sender)
@@ -228,7 +228,7 @@ def check_times(size: int, repeats: int) -> None:
             "select": select,
             "write": partial(plan.encode, entries, sender),
             "open": open_one,
-            "apply": partial(kernel.add_up, sender.gradient, [own], 1.0, segments),
+            "apply": partial(kernel.add_up, sender.gradient, [own], 1.0, segments, work),
             "seal": partial(add_checksum, message, key),
             "unseal": partial(matches_checksum, message, key),
             "indices": partial(kernel.is_ascending, indices, size),

@@ -159,7 +159,7 @@ class Trainer:
                     since = step + 1
                     flaw = self.simulation.flaw
                     diverged = not math.isfinite(look.loss) or (
-                        flaw is not None and flaw.is_unsound
+                        flaw is not None and flaw.is_non_finite
                     )
                     if diverged:
                         return self._outcome(looks, diverged)

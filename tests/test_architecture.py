@@ -20,9 +20,9 @@ FILES = [*sorted(ROOT.rglob("*.py")), *sorted(PAPERS.rglob("*.py"))]
 LEVELS = {
     "errors": 0,
     "randomness": 0,
+    "workspace": 0,
     "notation": 1,
     "segments": 1,
-    "workspace": 1,
     "requests": 2,
     "shards": 2,
     "counters": 2,
@@ -241,6 +241,24 @@ def test_random_numbers_come_from_the_counter(path: Path) -> None:
     drawing = {"manual_seed", "rand", "randn", "randint", "randperm", "bernoulli", "multinomial"}
     assert not {call for call in calls if call.split(".")[-1] in drawing}
     assert not mentions(path, "random", "numpy.random")
+
+
+def test_triton_can_compile_the_arguments_of_kernels() -> None:
+    """Its launcher has locals that arguments may not hide, and it ignores misspelt names."""
+    found = 0
+    for path in (path for path in FILES if mentions(path, "triton")):
+        for function in ast.walk(tree_of(path)):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            names = {argument.arg for argument in function.args.args}
+            for decorator in function.decorator_list:
+                if not ast.unparse(decorator).startswith("triton.jit"):
+                    continue
+                found += 1
+                assert not names & {"params", "options", "specialization"}, function.name
+                for keyword in decorator.keywords if isinstance(decorator, ast.Call) else ():
+                    assert set(ast.literal_eval(keyword.value)) <= names, function.name
+    assert found > 20
 
 
 @pytest.mark.parametrize("path", FILES, ids=short)

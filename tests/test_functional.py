@@ -244,6 +244,7 @@ def test_memory_that_was_replaced_is_used_and_checked() -> None:
 @pytest.mark.parametrize("scheme", ["TopK(0.01)", "Threshold(0.01)", "RandomK(0.01)"])
 def test_descendants_of_one_state_may_run_in_several_threads(scheme: str) -> None:
     start = sw.functional.init(scheme, {"w": torch.zeros(300, 300)})
+    _, start = sw.functional.exchange({"w": torch.ones(300, 300)}, start, sw.groups.Alone())
 
     def walk(seed: int) -> torch.Tensor:
         state, generator = start, torch.Generator().manual_seed(seed)

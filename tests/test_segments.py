@@ -13,6 +13,7 @@ from hypothesis import given
 import sparsewire as sw
 from sparsewire.randomness import name_key
 from sparsewire.segments import SEEN, ParamSlice, Segment, Segments
+from sparsewire.workspace import Workspace
 
 from .laws.cases import CPU, LAWFUL, dense
 
@@ -146,13 +147,14 @@ def test_table_has_one_row_per_piece_and_is_kept() -> None:
     cut = Segments.partition(
         {"a": (4, 10), "b": (5, 10)}, sw.TopK(0.05), dense_below=0, dense_1d=False
     )
-    table = cut.table(CPU)
+    work = Workspace()
+    table = cut.table(CPU, work)
     assert table.keys.tolist() == [name_key("a"), name_key("b")]
     assert (table.starts.tolist(), table.lengths.tolist()) == ([0, 40], [40, 50])
     assert table.counts.tolist() == [2, 3]
     assert table.owner.tolist() == [0, 0, 1, 1, 1]
     assert table.place.tolist() == [0, 1, 0, 1, 2]
-    assert cut.table(CPU) is table
+    assert cut.table(CPU, work) is table
 
 
 def test_equal_cuts_are_equal() -> None:

@@ -10,9 +10,10 @@ from torch import Tensor
 
 import sparsewire as sw
 from sparsewire.kernels import reference
-from sparsewire.segments import Segments
-from sparsewire.shards import BLOCK, Shards, owned
+from sparsewire.segments import ParamSlice, Segments
+from sparsewire.shards import BLOCK, Shards, owned, owners
 from sparsewire.state import OWNED, RESIDUAL, StateStore
+from sparsewire.workspace import Workspace
 
 from .laws.cases import CPU, SCOPES, SHAPES, Crew, noise, owned_places, random_key
 
@@ -39,7 +40,7 @@ def test_every_coordinate_has_one_owner(
 ) -> None:
     shared = shards(world_size, shapes=shapes)
     places = [
-        reference.collect(torch.arange(shared.part(owner).size), owner, shared)
+        reference.collect(torch.arange(shared.part(owner).size), owner, shared, Workspace())
         for owner in range(world_size)
     ]
     assert all((place.diff() > 0).all() for place in places)
@@ -54,6 +55,15 @@ def test_owners_have_equal_shares(world_size: int) -> None:
         assert max(sizes) - min(sizes) <= BLOCK
 
 
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_owners_by_coordinate(world_size: int) -> None:
+    for length in (0, 1, 1000):
+        who = owners("w", length, world_size)
+        for owner in range(world_size):
+            places = owned_places(ParamSlice("w", (length,), 0), owner, world_size)
+            assert (who == owner).nonzero().flatten().tolist() == places
+
+
 def test_who_owns_what_does_not_depend_on_the_layout() -> None:
     """DDP lays parameters out anew after the first step."""
     for scope in SCOPES:
@@ -65,7 +75,7 @@ def test_who_owns_what_does_not_depend_on_the_layout() -> None:
             moved = next(s for s in other.segments.params if s.name == param.name)
             for owner in range(3):
                 here, there = (
-                    reference.collect(torch.arange(s.part(owner).size), owner, s)
+                    reference.collect(torch.arange(s.part(owner).size), owner, s, Workspace())
                     for s in (one, other)
                 )
                 inside = here[(here >= param.start) & (here < param.stop)] - param.start
@@ -82,7 +92,7 @@ def test_busy_columns_and_rows_fall_on_all_owners(stride: int, world_size: int) 
     count = shared.segments.capacity
     indices = torch.arange(count) * stride % shared.segments.size
     indices = indices.unique()
-    _, sources = reference.deal(indices, shared)
+    _, sources = reference.deal(indices, shared, Workspace())
     assert (sources < indices.numel()).sum() >= 0.98 * indices.numel()
 
 
@@ -91,8 +101,8 @@ def test_a_block_always_finds_room() -> None:
     for world_size in WORLDS:
         shared = shards(world_size, selector)
         for step in range(50):
-            indices = selector.coordinates(shared.segments, random_key(step), CPU)
-            _, sources = reference.deal(indices, shared)
+            indices = selector.coordinates(shared.segments, random_key(step), CPU, Workspace())
+            _, sources = reference.deal(indices, shared, Workspace())
             assert (sources < indices.numel()).sum() == indices.numel()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,14 +14,14 @@ from torch import Tensor
 import sparsewire as sw
 from sparsewire.segments import Segments
 from sparsewire.shards import owned
-from sparsewire.state import OWNED, RESIDUAL, Saved, StateField, StateStore
+from sparsewire.state import OWNED, RESIDUAL, Saved, StateField, StateStore, resize
 
-from .laws.cases import CPU
+from .laws.cases import CPU, EPS, Crew, label, noise
 
 SHAPES = {"a": (2, 2), "b": (3,), "c": ()}
 
 
-FIELD = StateField(RESIDUAL, follows_lr=True)
+FIELD = StateField(RESIDUAL, follows_lr=True, resize="mean")
 VELOCITY = StateField("velocity")
 SQUARES = StateField("squares", loss_scale_power=2)
 AGE = StateField("age", loss_scale_power=0)
@@ -183,6 +184,18 @@ def test_scale_reaches_what_is_not_laid_out_yet(store: StateStore) -> None:
     store.load_state_dict(full(6.0))
     store.follow_lr({"a": 0.5})
     assert amounts(store) == {"a": 3, "b": 6, "c": 6}
+
+
+def test_what_undo_brings_back_is_in_the_new_unit_too() -> None:
+    store = StateStore([FIELD, SQUARES, AGE], SHAPES)
+    add(store, 4, "a", "b")
+    add(store, 4, "a", "b")
+    store.follow_loss_scale(0.5)
+    store.follow_lr({"a": 0.25})
+    assert store.undo()
+    assert amounts(store) == {"a": 0.5, "b": 2, "c": 0}
+    assert amounts(store, SQUARES.key) == {"a": 1, "b": 1, "c": 0}
+    assert amounts(store, AGE.key) == {"a": 4, "b": 4, "c": 0}
 
 
 def full(amount: float, *fields: str) -> Saved:
@@ -359,3 +372,94 @@ def test_released_tensors_cannot_be_undone(store: StateStore) -> None:
     assert not store.undo()
     add(store, 100, "a")
     assert amounts(store)["a"] == 111
+
+
+# -- another number of ranks -----------------------------------------------------------------------
+
+RESIZED = [(1, 3), (3, 1), (2, 4), (4, 2), (3, 4), (4, 4)]
+
+
+@pytest.mark.parametrize(("old", "new"), RESIZED)
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        sw.Scheme(sw.TopK(0.1), dense_below=64),
+        sw.Scheme(sw.TopK(0.1), dense_below=64, memory=sw.MomentumCorrection(0.5)),
+        sw.Scheme(sw.TopK(0.1), dense_below=64, collective=sw.Sharded()),
+        sw.Scheme(sw.TopK(0.1), dense_below=64, collective=sw.Sharded(), values=sw.OneBit()),
+    ],
+    ids=label,
+)
+def test_another_world_size_keeps_the_mean_residual(scheme: sw.Scheme, old: int, new: int) -> None:
+    """A step applies 1/W of what the ranks send in all, so that is what they still owe."""
+    crew, other = Crew(scheme, old), Crew(scheme, new)
+    for step in range(3):
+        crew.exchange(noise(old, crew.size, step))
+    saved = [store.state_dict() for store in crew.stores]
+    for store, state in zip(
+        other.stores, resize(saved, scheme.fields, crew.shapes, new), strict=True
+    ):
+        store.load_state_dict(state)
+
+    close = {"rtol": 2 * EPS, "atol": 2 * EPS}
+    assert crew.owed().any()
+    torch.testing.assert_close(other.owed() / new, crew.owed() / old, **close)
+    assert torch.equal(other.owned(), crew.owned())
+    for key in {field.key for field in scheme.fields if field.extent == "coordinate"}:
+        means = [
+            torch.stack([each.remembered(rank, key) for rank in range(each.world_size)]).mean(dim=0)
+            for each in (other, crew)
+        ]
+        torch.testing.assert_close(*means, **close)
+    other.exchange(noise(new, crew.size, 3))
+
+
+def test_fields_are_merged_as_they_say() -> None:
+    """Rank 0 of 2 holds 1, rank 1 holds 5."""
+    ways = ("sum", "mean", "reset")
+    fields = [StateField(way, resize=way) for way in ways]  # type: ignore[arg-type]
+    fields += [replace(field.for_owner, key=f"my {field.key}") for field in fields]
+    fields.append(StateField("scratch", persistent=False))
+    shapes = {"w": (10, 7), "scalar": (), "nothing": (0,)}
+    saved = [
+        {
+            name: {key: tensor + amount for key, tensor in held.items()}
+            for name, held in StateStore(fields, shapes, rank, 2).state_dict().items()
+        }
+        for rank, amount in enumerate((1.0, 5.0))
+    ]
+    resized = resize(saved, fields, shapes, 3)
+    assert len(resized) == 3
+    for rank, state in enumerate(resized):
+        StateStore(fields, shapes, rank, 3).check(state)
+        for name in ("w", "scalar"):
+            for way, amount in zip(ways, (2.0, 3.0, 0.0), strict=True):
+                assert state[name][way].eq(amount).all()
+            assert not state[name]["my reset"].any()
+    for key in ("my sum", "my mean"):  # every coordinate has one value, wherever it is
+        held = [torch.cat([state["w"][key] for state in states]) for states in (saved, resized)]
+        assert torch.equal(held[0].sort().values, held[1].sort().values)
+    resized[0]["w"]["mean"].zero_()
+    assert resized[1]["w"]["mean"].any()
+
+
+def test_the_same_number_of_ranks_goes_on_with_the_same() -> None:
+    saved = [full(1.0), full(2.0)]
+    again = resize(saved, [FIELD], SHAPES, 2)
+    assert [state["a"][RESIDUAL][0, 0] for state in again] == [1, 2]
+    again[0]["a"][RESIDUAL].zero_()
+    assert saved[0]["a"][RESIDUAL].all()
+
+
+def test_owners_that_there_were_not_have_nothing_to_hand_over() -> None:
+    for state in resize([full(1.0), full(2.0)], [FIELD, SHARE], SHAPES, 3):
+        assert state["b"].keys() == {RESIDUAL}
+        StateStore([FIELD, SHARE], SHAPES, 0, 3).check(state)
+
+
+def test_state_that_does_not_fit_is_not_resized() -> None:
+    with pytest.raises(sw.errors.StateError, match="residual of b holds NaN"):
+        resize([full(1.0), spoilt("b", torch.full((3,), math.nan))], [FIELD], SHAPES, 3)
+    for saved, world_size in (([], 2), ([full(1.0)], 0)):
+        with pytest.raises(sw.errors.StateError, match="ranks cannot become that of"):
+            resize(saved, [FIELD], SHAPES, world_size)

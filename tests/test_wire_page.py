@@ -137,8 +137,9 @@ def test_message() -> None:
     _, message = sent()
     assert written(message) == bytes_of("message")
     layout = EXCHANGE.layout
-    entries = layout.decode(tensor_of("message"), pytest.fail, 0, torch.float32)
-    assert layout.inspect([tensor_of("message")], [entries], CONTEXT.common, 1).all()
+    message = tensor_of("message")
+    entries = layout.decode(message, pytest.fail, 0, torch.float32, Workspace())
+    assert layout.inspect([message], [entries], CONTEXT.common, 1).all()
     indices, values = entries
     assert indices.tolist() == [3, 17]
     assert values.tolist() == [1.0, -3.0]

@@ -166,7 +166,7 @@ class Exchange:
         negotiation = self._negotiation(context, call, gradient.device, work)
 
         # accumulate, select
-        routine = self._select(gradient, wide, call, negotiation)
+        routine = self._select(gradient, wide, call, work, negotiation)
         selection = yield from counters.timed("select", routine)
         self._count(selection, counters)
         entries = selection.indices, selection.values
@@ -241,7 +241,12 @@ class Exchange:
         return Negotiation(self.negotiation, context, call.rank, device, work)
 
     def _select(
-        self, gradient: Tensor, state: StepState, call: Call, negotiation: Negotiation | None
+        self,
+        gradient: Tensor,
+        state: StepState,
+        call: Call,
+        work: Workspace,
+        negotiation: Negotiation | None,
     ) -> Routine[Selection]:
         memory, selector = self.scheme.memory, self.scheme.selector
         accumulation = Accumulation(
@@ -251,7 +256,7 @@ class Exchange:
         )
         key = self._random_key(call)
         if negotiation is None:
-            selection = selector.select(accumulation, self.segments, key, state)
+            selection = selector.select(accumulation, self.segments, key, state, work)
         else:
             selection = yield from selector.negotiate(
                 accumulation, self.segments, key, state, negotiation

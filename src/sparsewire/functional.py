@@ -7,7 +7,9 @@ mean, state = functional.exchange(gradients, state, group)
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
+from threading import get_ident
 
 import torch
 from torch import Tensor
@@ -36,6 +38,7 @@ class State:
     memory: Saved
     counters: Counters = field(default_factory=Counters)
     _session: Session | None = field(default=None, repr=False)  # that made it; may be lost
+    _thread: int = field(default=0, repr=False)  # in which it was made
 
 
 def init(scheme: AnyScheme | Selector | str, parameters: Mapping[str, Tensor]) -> State:
@@ -95,7 +98,7 @@ class _Job:
         self._gradients = gradients
         shapes = {name: tuple(g.shape) for name, g in gradients.items()}
         store = _store_of(state, shapes, rank, size)
-        # workers may have been given one state, but never share a workspace
+        # workers and threads may have been given one state, but never share a workspace
         before = state._session
         if before is not None and before.topology != Topology(rank, size):
             before = None
@@ -108,6 +111,8 @@ class _Job:
             counters=state.counters,
             before=before,
         )
+        if state._thread != get_ident():
+            self._session.work = copy(self._session.work)
         self._transaction = self._session.begin()
         device = next((g.device for g in gradients.values()), torch.device("cpu"))
         dtype, length = _sum_dtype(gradients.values()), sum(g.numel() for g in gradients.values())
@@ -135,7 +140,9 @@ class _Job:
         views = dict(self._unit.views())
         mean = {name: views[name].to(g.dtype) for name, g in self._gradients.items()}
         memory = {name: session.store.get(name) for name in self._gradients}
-        return mean, replace(state, step=session.steps, memory=memory, _session=session)
+        return mean, replace(
+            state, step=session.steps, memory=memory, _session=session, _thread=get_ident()
+        )
 
 
 def _store_of(

@@ -17,6 +17,7 @@ from . import kernels
 from .codecs import IndexCodec, Place, ValueCodec
 from .message import CHECKSUM_BYTES, REASONS, add_checksum, bytes_with_checksum
 from .segments import ParamSlice, Segments
+from .workspace import Workspace
 
 Entries = tuple[Tensor, Tensor]  # indices; values at them, then those that are sent densely
 
@@ -56,11 +57,13 @@ class MessageLayout:
         """Bytes of a message."""
         return self.index_bytes + self.value_bytes + self.padding_bytes + CHECKSUM_BYTES
 
-    def encode_values(self, entries: Entries, key: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    def encode_values(
+        self, entries: Entries, key: int, work: Workspace
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return values as bytes, the values as a reader will see them, and the error that this
         makes; None if the codec is exact. `key` seeds rounding."""
         indices, values = entries
-        place = Place(indices, self.segments, key)
+        place = Place(indices, self.segments, key, work)
         data = self.values.encode(values, place)
         if self.values.exact(values.dtype):
             return data, values, None
@@ -74,7 +77,12 @@ class MessageLayout:
         return add_checksum(torch.cat([places, data, rest]), key)
 
     def decode(
-        self, message: Tensor, coordinates: Callable[[], Tensor], key: int, dtype: torch.dtype
+        self,
+        message: Tensor,
+        coordinates: Callable[[], Tensor],
+        key: int,
+        dtype: torch.dtype,
+        work: Workspace,
     ) -> Entries:
         """Return the entries of a message; `coordinates` are asked for if indices are not sent."""
         if message.numel() != self.nbytes:
@@ -84,7 +92,7 @@ class MessageLayout:
         places, data = message[:split], message[split : split + self.value_bytes]
         written = self.indices.written
         indices = self.indices.decode(places, self.segments) if written else coordinates()
-        return indices, self.values.decode(data, Place(indices, self.segments, key), dtype)
+        return indices, self.values.decode(data, Place(indices, self.segments, key, work), dtype)
 
     def inspect(
         self, messages: Sequence[Tensor], entries: Sequence[Entries], key: int, first: int

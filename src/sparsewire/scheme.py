@@ -170,8 +170,8 @@ class Scheme(Part):
         fields = self.memory.fields + self.selector.fields
         if self.memory.fields:
             fields += self.collective.fields
-        if any(field.extent == "owned" for field in self.collective.fields):
-            owner = selectors.owner_selector(self.selector)
+        owner = self.collective.owner_selector(self.selector)
+        if owner is not None:
             fields += tuple(field.for_owner for field in owner.fields)
         return fields
 

@@ -7,18 +7,18 @@ length are three kinds of it, so that one kernel serves them all.
 from __future__ import annotations
 
 import math
-import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from .randomness import name_key
+from .workspace import Workspace
 
 Scope = Literal["layer", "global"] | int
 Shape = Sequence[int]
@@ -192,57 +192,15 @@ class Segments:
         `SEEN` of a segment's would else be among those it wants to send. A stride has no factor in
         common with what tensors are made of, or it would see the same columns and taps only.
         """
-        if sample not in self._strides:
-            total = sum(segment.length for segment in self.sparse)
-            self._strides[sample] = tuple(
-                _coprime(max(1, min(segment.count // SEEN, total // sample)), 6 * segment.length)
-                for segment in self.sparse
-            )
-        return self._strides[sample]
+        total = sum(segment.length for segment in self.sparse)
+        return tuple(
+            _coprime(max(1, min(segment.count // SEEN, total // sample)), 6 * segment.length)
+            for segment in self.sparse
+        )
 
-    def table(self, device: torch.device) -> SegmentTable:
+    def table(self, device: torch.device, work: Workspace) -> SegmentTable:
         """The segments as tensors, one row each, kept for every later step."""
-        tables: dict[torch.device, SegmentTable] = self._tables
-        if device not in tables:
-            tables[device] = SegmentTable.of(self.sparse, device)
-        return tables[device]
-
-    def tiles(self, device: torch.device, length: int) -> TileTable:
-        """The gradient in tiles of at most `length`, kept for every later step."""
-        key = (device, length)
-        if key not in self._tiles:
-            self._tiles[key] = TileTable.of(self, device, length)
-        return self._tiles[key]
-
-    @cached_property
-    def _strides(self) -> dict[int, tuple[int, ...]]:
-        return {}
-
-    @cached_property
-    def _tables(self) -> dict[torch.device, SegmentTable]:
-        return {}
-
-    @cached_property
-    def _tiles(self) -> dict[tuple[torch.device, int], TileTable]:
-        return {}
-
-    @property
-    def scratch(self) -> dict[object, Any]:
-        """Where kernels keep buffers and guesses from step to step, every thread its own; losing
-        them changes nothing."""
-        threads = self._threads
-        if not hasattr(threads, "scratch"):
-            threads.scratch = {}
-        mine: dict[object, Any] = threads.scratch
-        return mine
-
-    @cached_property
-    def _threads(self) -> threading.local:
-        return threading.local()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without what is kept from step to step."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return work.kept(self, ("table", device), lambda: SegmentTable.of(self.sparse, device))
 
     def views(self, flat: Tensor) -> Iterable[tuple[ParamSlice, Tensor]]:
         """The flat gradient parameter by parameter."""

@@ -143,6 +143,8 @@ class Session:
         last = self._exchanges.get(key)
         if last is not None and (last[0].scheme, last[0].dtype, last[1]) == (scheme, dtype, names):
             return last[0]
+        if last is not None:
+            self.work.forget()  # what is kept for the last one is needed no longer
         segments = scheme.partition(shapes)
         exchange = Exchange(scheme, segments, self.topology.world_size, dtype, self.skips_unused)
         self._exchanges[key] = exchange, names
@@ -341,8 +343,9 @@ class Transaction:
         for finding, state in self._findings:
             selection, returned = finding.selection, finding.returned
             values = selection.values if returned is None else selection.values - returned
+            residual, segments = state.after[RESIDUAL], finding.segments
             kernel = kernels.on(values.device)
-            kernel.put_back(state.after[RESIDUAL], selection.indices, values, finding.segments)
+            kernel.put_back(residual, selection.indices, values, segments, self._session.work)
         self._session.counters.end_step()
         self._session.store.commit_only(RESIDUAL)
 

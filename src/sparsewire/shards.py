@@ -23,6 +23,7 @@ from torch import Tensor
 
 from .randomness import name_key
 from .segments import ParamSlice, Segment, Segments
+from .workspace import Workspace
 
 SLACK = 1.25  # room for what one rank sends one owner, against an equal share of its entries
 BLOCK = 16  # coordinates: a cache line of float32
@@ -46,6 +47,14 @@ def owned(name: str, length: int, owner: int, world_size: int) -> int:
     turn, left = divmod(length, BLOCK * world_size)
     block = (owner - rotation(turn, block_key(name), world_size)) % world_size
     return turn * BLOCK + min(max(left - block * BLOCK, 0), BLOCK)
+
+
+def owners(name: str, length: int, world_size: int) -> Tensor:
+    """Which rank owns each coordinate of a parameter."""
+    block = torch.arange(length) // BLOCK
+    return (
+        block + rotation(block // world_size, torch.tensor(block_key(name)), world_size)
+    ) % world_size
 
 
 @dataclass(frozen=True)
@@ -160,15 +169,9 @@ class Shards:
         count = min(length, max(1, math.ceil(share * length * (1 - 1e-12))))
         return count, min(length, math.ceil(count * segment.capacity / segment.count))
 
-    def table(self, device: torch.device) -> ShardTable:
+    def table(self, device: torch.device, work: Workspace) -> ShardTable:
         """The shards as tensors, kept for every later step."""
-        if device not in self._tables:
-            self._tables[device] = ShardTable.of(self, device)
-        return self._tables[device]
-
-    @cached_property
-    def _tables(self) -> dict[torch.device, ShardTable]:
-        return {}
+        return work.kept(self, ("table", device), lambda: ShardTable.of(self, device))
 
 
 @dataclass(frozen=True)

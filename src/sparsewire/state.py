@@ -9,6 +9,7 @@ one, and no extra pass over memory.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from .errors import StateError
 from .segments import ParamSlice, Segments
-from .shards import owned
+from .shards import owned, owners
 
 RESIDUAL = "residual"
 OWNED = "owned"  # the residual of a shard owner
@@ -42,6 +43,10 @@ class StateField:
         follows_lr: holds gradients that are still to be applied, so that a new learning rate γ
             multiplies them by γ_old / γ.
         persistent: saved in checkpoints; otherwise it is zero after a restart.
+        resize: what the values of W ranks become when there are W' of them. 'mean': all ranks get
+            their mean, so that the mean over ranks stays, as which residuals are applied. 'sum':
+            all ranks get an equal part, 1/W', of their sum, which stays. 'reset': zero. An 'owned'
+            coordinate has one value only, which goes to its new owner as it is, unless 'reset'.
     """
 
     key: str
@@ -49,6 +54,7 @@ class StateField:
     loss_scale_power: int = 1
     follows_lr: bool = False
     persistent: bool = True
+    resize: Literal["mean", "sum", "reset"] = "mean"
 
     @property
     def for_owner(self) -> StateField:
@@ -236,6 +242,11 @@ class StateStore:
             for key, tensor in self.get(name).items():
                 if powers.get(key):
                     tensor.mul_(factor ** powers[key])
+        for column in self._committed:  # and what `undo` would bring back
+            for param in column.params if column.before is not None else ():
+                if param.name in factors and powers.get(column.key) and column.after is not None:
+                    part = column.after[param.start : param.stop]
+                    part.mul_(factors[param.name] ** powers[column.key])
 
     def state_dict(self) -> Saved:
         """Return a copy of all that is saved; what is not there yet counts as zero."""
@@ -321,8 +332,8 @@ class StateStore:
             if {*keys, *optional} != set(fields):
                 raise StateError(
                     f"the saved state of {name} holds {sorted(keys)}, and this memory keeps "
-                    f"{sorted(fields)}: attach with the memory= that it was saved with, or "
-                    f"begin with an empty one"
+                    f"{sorted(fields)}: attach with the selector and the memory= that it was saved "
+                    f"with, or begin with an empty one"
                 )
             for key, tensor in saved[name].items():
                 shape = self._shape(name, fields[key])
@@ -351,6 +362,48 @@ class StateStore:
         self._homes.clear()
         self._open, self._committed = [], []
         self._loaded = {name: dict(tensors) for name, tensors in held.items()}
+
+
+def resize(
+    saved: Sequence[Saved],
+    fields: Sequence[StateField],
+    shapes: Mapping[str, tuple[int, ...]],
+    world_size: int,
+) -> list[Saved]:
+    """Return what `world_size` ranks go on with, from what all ranks saved, in their order.
+
+    Every field is merged as its `resize` says; if the number of ranks is the same, so is all else.
+    Of residuals nothing is lost: their mean over ranks, plus what owners hold, stays what it was,
+    up to rounding. What has been merged lies on the CPU.
+    """
+    if not saved or world_size < 1:
+        raise StateError(f"the state of {len(saved)} ranks cannot become that of {world_size}")
+    for rank, held in enumerate(saved):
+        StateStore(fields, shapes, rank, len(saved)).check(held)
+    if world_size == len(saved):
+        return copy.deepcopy(list(saved))
+    resized: list[Saved] = [{name: {} for name in shapes} for _ in range(world_size)]
+    for name, shape in shapes.items():
+        old, new = (owners(name, math.prod(shape), size) for size in (len(saved), world_size))
+        for each in fields:
+            parts = [held[name][each.key].cpu() for held in saved if each.key in held[name]]
+            if not parts:  # not saved at all, or of owners that there were not
+                continue
+            if each.extent == "owned":
+                whole = parts[0].new_zeros(math.prod(shape))
+                for rank, held in enumerate(saved):
+                    if each.key in held[name]:
+                        whole[old == rank] = held[name][each.key].cpu()
+            else:
+                total = torch.stack(parts).sum(dim=0, dtype=torch.float64)
+                share = world_size if each.resize == "sum" else len(saved)
+                whole = (total / share).to(parts[0].dtype)
+            if each.resize == "reset":
+                whole.zero_()
+            for rank, state in enumerate(resized):
+                is_mine = new == rank
+                state[name][each.key] = whole[is_mine] if each.extent == "owned" else whole.clone()
+    return resized
 
 
 def _some(names: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""All of these tests share clusters of processes, so one test worker runs them all."""
+"""Tests of one file share clusters of processes, so one test worker runs all of them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import pytest
 collect_ignore = ["user_script.py"]  # is run, not imported
 
 HERE = Path(__file__).parent
+FILES = sorted(HERE.glob("test_*.py"))
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("ranks"))
+            number = FILES.index(item.path) % 2  # two workers, each with clusters of its own
+            item.add_marker(pytest.mark.xdist_group(f"ranks {number}"))

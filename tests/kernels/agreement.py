@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from sparsewire.kernels import Kernels, Selection, reference
 from sparsewire.segments import Scope, Segments
 from sparsewire.selectors import TopBlock
 from sparsewire.shards import Shards
+from sparsewire.workspace import Workspace
 
 Check = Callable[[Kernels, torch.device, int], None]
 HALVES = (torch.bfloat16, torch.float16)
@@ -49,7 +50,7 @@ def partition(
 
 
 def layouts(size: int, slack: float = 0.0) -> dict[str, Segments]:
-    """Ways to cut, by name; all fresh, so that no guess from elsewhere is left in them."""
+    """Ways to cut, by name."""
     side = max(2, math.isqrt(size // 3))
     layers = [(side, side), (side,), (7,), (side + 1, side), (1, 1), (side, 3), (5,)]
     return {
@@ -160,6 +161,9 @@ def same_squares(addend: Tensor, got: Tensor, segments: Segments, what: str) -> 
             assert math.isclose(value, expected, rel_tol=1e-4, abs_tol=1e-37 * param.length), what
 
 
+Step = Callable[[Kernels, Tensor | None, Tensor, Tensor, Workspace], Selection]
+
+
 @dataclass
 class Pair:
     """One residual with the kernels under test and one with the reference, step after step.
@@ -172,6 +176,7 @@ class Pair:
     segments: Segments
     what: str
     keeps: bool = True
+    work: Workspace = field(default_factory=Workspace)
 
     def __post_init__(self) -> None:
         size = self.segments.size
@@ -179,15 +184,15 @@ class Pair:
         self._ours = [torch.zeros(size + 1) for _ in range(2)]
         self._seen: list[tuple[Selection, Selection, Tensor, Tensor, Tensor]] = []
 
-    def step(
-        self, addend: Tensor, call: Callable[[Kernels, Tensor | None, Tensor, Tensor], Selection]
-    ) -> None:
+    def step(self, addend: Tensor, call: Step) -> None:
         there = addend.to(self.device)
         kept = self._theirs[0].clone()
-        theirs = call(self.kernels, self._theirs[0] if self.keeps else None, there, self._theirs[1])
+        before, after = self._theirs
+        theirs = call(self.kernels, before if self.keeps else None, there, after, self.work)
         same(kept, self._theirs[0], f"{self.what}: before")
         same(addend, there, f"{self.what}: addend")
-        ours = call(reference, self._ours[0] if self.keeps else None, addend, self._ours[1])
+        before, after = self._ours
+        ours = call(reference, before if self.keeps else None, addend, after, self.work)
         self._seen.append((ours, theirs, addend, self._ours[1].clone(), self._theirs[1].clone()))
         self._theirs.reverse()
         self._ours.reverse()
@@ -203,7 +208,7 @@ class Pair:
             same_squares(addend, theirs.squares, self.segments, f"{what}: squares")
 
 
-Call = Callable[[Kernels, Tensor | None, Tensor, Tensor, Segments, int], Selection]
+Call = Callable[[Kernels, Tensor | None, Tensor, Tensor, Segments, int, Workspace], Selection]
 
 
 def compare_withdrawals(
@@ -211,9 +216,11 @@ def compare_withdrawals(
 ) -> None:
     """All layouts with all rows, with half-precision addends, and with misleading courses."""
     for where, segments in layouts(size, slack).items():
+        work = Workspace()  # so that guesses from elsewhere are left in it
         for name, row in rows(segments.size).items():
-            pair = Pair(kernels, device, segments, f"{where}, {name}")
-            memoryless = Pair(kernels, device, segments, f"{where}, {name}, no memory", keeps=False)
+            what = f"{where}, {name}"
+            pair = Pair(kernels, device, segments, what, work=work)
+            memoryless = Pair(kernels, device, segments, f"{what}, no memory", False, work)
             for number, addend in enumerate((row, row.flip(0))):
                 _step(pair, addend, call, number)
                 _step(memoryless, addend, call, number)
@@ -221,24 +228,28 @@ def compare_withdrawals(
             memoryless.compare()
     for dtype in HALVES:
         for where, segments in layouts(size, slack).items():
+            work = Workspace()
             hard = rows(segments.size)
             for name in ("normal", "ties at the edge", "denormals", "heavy tail", "NaNs", "huge"):
                 for keeps in (True, False):
-                    pair = Pair(kernels, device, segments, f"{where}, {name}, {dtype}", keeps)
+                    pair = Pair(kernels, device, segments, f"{where}, {name}, {dtype}", keeps, work)
                     for number in range(2):
                         _step(pair, hard[name].to(dtype), call, number)
                     pair.compare()
     for where, segments in layouts(size, slack).items():
+        work = Workspace()
         for name, course in courses(segments.size).items():
-            pair = Pair(kernels, device, segments, f"{where}, {name}")
+            pair = Pair(kernels, device, segments, f"{where}, {name}", work=work)
             for number, addend in enumerate(course):
                 _step(pair, addend, call, number)
             pair.compare()
 
 
 def _step(pair: Pair, addend: Tensor, call: Call, number: int) -> None:
-    def on(kernels: Kernels, before: Tensor | None, addend: Tensor, after: Tensor) -> Selection:
-        return call(kernels, before, addend, after, pair.segments, number)
+    def on(
+        kernels: Kernels, before: Tensor | None, addend: Tensor, after: Tensor, work: Workspace
+    ) -> Selection:
+        return call(kernels, before, addend, after, pair.segments, number, work)
 
     pair.step(addend, on)
 
@@ -248,9 +259,15 @@ def check_top_k(kernels: Kernels, device: torch.device, size: int) -> None:
 
 
 def _top_k(
-    kernels: Kernels, before: Tensor | None, addend: Tensor, after: Tensor, cut: Segments, _: int
+    kernels: Kernels,
+    before: Tensor | None,
+    addend: Tensor,
+    after: Tensor,
+    cut: Segments,
+    _: int,
+    work: Workspace,
 ) -> Selection:
-    return kernels.top_k(before, addend, after, cut)
+    return kernels.top_k(before, addend, after, cut, work)
 
 
 def check_over_threshold(kernels: Kernels, device: torch.device, size: int) -> None:
@@ -269,20 +286,29 @@ def check_small_samples(kernels: Kernels, device: torch.device, size: int) -> No
                     before: Tensor | None,
                     addend: Tensor,
                     after: Tensor,
+                    work: Workspace,
                     segments: Segments = segments,
                     sample: int = sample,
                     key: int = key,
                 ) -> Selection:
-                    return kernels.over_threshold(before, addend, after, segments, sample, key)
+                    return kernels.over_threshold(
+                        before, addend, after, segments, sample, key, work
+                    )
 
                 pair.step(normal(segments.size, key), call)
             pair.compare()
 
 
 def _over_threshold(
-    kernels: Kernels, before: Tensor | None, addend: Tensor, after: Tensor, cut: Segments, key: int
+    kernels: Kernels,
+    before: Tensor | None,
+    addend: Tensor,
+    after: Tensor,
+    cut: Segments,
+    key: int,
+    work: Workspace,
 ) -> Selection:
-    return kernels.over_threshold(before, addend, after, cut, max(10, cut.size // 10), key)
+    return kernels.over_threshold(before, addend, after, cut, max(10, cut.size // 10), key, work)
 
 
 def check_chosen(kernels: Kernels, device: torch.device, size: int) -> None:
@@ -290,10 +316,16 @@ def check_chosen(kernels: Kernels, device: torch.device, size: int) -> None:
 
 
 def _randomly_chosen(
-    kernels: Kernels, before: Tensor | None, addend: Tensor, after: Tensor, cut: Segments, key: int
+    kernels: Kernels,
+    before: Tensor | None,
+    addend: Tensor,
+    after: Tensor,
+    cut: Segments,
+    key: int,
+    work: Workspace,
 ) -> Selection:
     draw = kernels.random_k if key % 2 else kernels.block_random_k
-    return kernels.chosen(before, addend, after, cut, draw(cut, key, after.device))
+    return kernels.chosen(before, addend, after, cut, draw(cut, key, after.device, work), work)
 
 
 def check_chosen_nowhere(kernels: Kernels, device: torch.device, size: int) -> None:
@@ -308,9 +340,10 @@ def check_chosen_nowhere(kernels: Kernels, device: torch.device, size: int) -> N
             before: Tensor | None,
             addend: Tensor,
             after: Tensor,
+            work: Workspace,
             indices: Tensor = indices,
         ) -> Selection:
-            return kernels.chosen(before, addend, after, segments, indices.to(after.device))
+            return kernels.chosen(before, addend, after, segments, indices.to(after.device), work)
 
         for seed in range(2):
             pair.step(normal(segments.size, seed), call)
@@ -321,24 +354,27 @@ KEYS = (0, 1, -1, 12345, 2**63 - 1, 2**63, 2**64 - 1, -(2**63))
 
 
 def check_random_k(kernels: Kernels, device: torch.device, size: int) -> None:
+    work = Workspace()
     for where, segments in layouts(size).items():
         for key in KEYS:
-            expected = reference.random_k(segments, key, torch.device("cpu"))
-            same(expected, kernels.random_k(segments, key, device), f"{where}, key {key}")
+            expected = reference.random_k(segments, key, torch.device("cpu"), work)
+            same(expected, kernels.random_k(segments, key, device, work), f"{where}, key {key}")
 
 
 def check_block_random_k(kernels: Kernels, device: torch.device, size: int) -> None:
+    work = Workspace()
     for where, segments in layouts(size).items():
         for key in (*KEYS, *range(2, 12)):
-            expected = reference.block_random_k(segments, key, torch.device("cpu"))
-            same(expected, kernels.block_random_k(segments, key, device), f"{where}, key {key}")
+            expected = reference.block_random_k(segments, key, torch.device("cpu"), work)
+            found = kernels.block_random_k(segments, key, device, work)
+            same(expected, found, f"{where}, key {key}")
 
 
 def messages(segments: Segments, count: int, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
     """What `count` ranks might send: some slots unused, zeros and negative zeros among them."""
     made = []
     for rank in range(count):
-        indices = reference.random_k(segments, seed + rank, torch.device("cpu"))
+        indices = reference.random_k(segments, seed + rank, torch.device("cpu"), Workspace())
         unused = indices.numel() // 5 if rank % 2 else 0
         if unused:
             indices[-unused:] = segments.size
@@ -370,6 +406,7 @@ def block_layouts(size: int) -> dict[str, tuple[Segments, int]]:
 
 def check_blocks(kernels: Kernels, device: torch.device, size: int) -> None:
     """Norms bit for bit, and the blocks chosen by them; by sums over ranks of any kind, too."""
+    work = Workspace()
     for name, (segments, block) in block_layouts(min(size, 20_000)).items():
         for what, row in rows(segments.size).items():
             before = torch.cat([normal(segments.size, 3), torch.zeros(1)])
@@ -378,20 +415,21 @@ def check_blocks(kernels: Kernels, device: torch.device, size: int) -> None:
                     if dtype != torch.float32 and what not in ("normal", "NaNs", "infinities"):
                         continue
                     addend = row.to(dtype)
-                    wanted = reference.block_norms(kept, addend, segments, block)
+                    wanted = reference.block_norms(kept, addend, segments, block, work)
                     moved = None if kept is None else kept.to(device)
-                    got = kernels.block_norms(moved, addend.to(device), segments, block)
+                    got = kernels.block_norms(moved, addend.to(device), segments, block, work)
                     same(wanted, got, f"{name}, {what}, {dtype}")
                     for norms in (wanted, wanted * 1e-30, wanted - 1):
-                        chosen = reference.top_blocks(norms, segments, block)
+                        chosen = reference.top_blocks(norms, segments, block, work)
                         same(
                             chosen,
-                            kernels.top_blocks(norms.to(device), segments, block),
+                            kernels.top_blocks(norms.to(device), segments, block, work),
                             f"blocks of {name}, {what}, {dtype}",
                         )
 
 
 def check_add_up(kernels: Kernels, device: torch.device, size: int) -> None:
+    work = Workspace()
     for where, segments in layouts(size).items():
         for count in (0, 1, 2, 5):
             sent = messages(segments, count)
@@ -399,18 +437,19 @@ def check_add_up(kernels: Kernels, device: torch.device, size: int) -> None:
             for share in (1.0, 1 / 3):
                 ours = torch.full((segments.size,), math.nan)
                 theirs = ours.to(device).clone()
-                reference.add_up(ours, sent, share, segments)
-                kernels.add_up(theirs, there, share, segments)
+                reference.add_up(ours, sent, share, segments, work)
+                kernels.add_up(theirs, there, share, segments, work)
                 same(ours, theirs, f"{where}, {count} messages, share {share}")
 
 
 def check_put_back(kernels: Kernels, device: torch.device, size: int) -> None:
+    work = Workspace()
     for where, segments in layouts(size).items():
         for indices, errors in messages(segments, 3):
             ours = torch.cat([normal(segments.size, 9), torch.zeros(1)])
             theirs = ours.to(device).clone()
-            reference.put_back(ours, indices, errors, segments)
-            kernels.put_back(theirs, indices.to(device), errors.to(device), segments)
+            reference.put_back(ours, indices, errors, segments, work)
+            kernels.put_back(theirs, indices.to(device), errors.to(device), segments, work)
             same(ours, theirs, where)
 
 
@@ -587,27 +626,29 @@ WITHDRAWALS: tuple[Check, ...] = (
 
 
 def check_deal(kernels: Kernels, device: torch.device, size: int) -> None:
+    work = Workspace()
     for segments in layouts(size, slack=0.25).values():
         for world_size, clustered in ((1, False), (3, False), (8, True)):
             shards = Shards(segments, world_size, clustered=clustered)
             hits = [torch.arange(p.start, p.stop)[: p.count] for p in segments.sparse]
-            spread = reference.random_k(segments, 5, torch.device("cpu"))
+            spread = reference.random_k(segments, 5, torch.device("cpu"), work)
             filled = torch.full((segments.capacity - spread.numel(),), segments.size)
             for indices in (torch.cat([*hits, spread[:0]]), torch.cat([spread, filled])):
-                wanted = reference.deal(indices, shards)
-                found = kernels.deal(indices.to(device), shards)
+                wanted = reference.deal(indices, shards, work)
+                found = kernels.deal(indices.to(device), shards, work)
                 for one, other in zip(wanted, found, strict=True):
                     assert torch.equal(one, other.cpu())
 
 
 def check_collect(kernels: Kernels, device: torch.device, size: int) -> None:
+    work = Workspace()
     for segments in layouts(size).values():
         shards = Shards(segments, 3)
         for owner in range(3):
             places = torch.arange(-1, shards.part(owner).size + 2)
             places = torch.cat([places, places.flip(0)])  # as only damage can make them
-            wanted = reference.collect(places, owner, shards)
-            found = kernels.collect(places.to(device), owner, shards)
+            wanted = reference.collect(places, owner, shards, work)
+            found = kernels.collect(places.to(device), owner, shards, work)
             assert torch.equal(wanted, found.cpu())
 
 

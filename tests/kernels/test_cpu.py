@@ -11,12 +11,13 @@ from hypothesis import HealthCheck, given, settings
 
 from sparsewire.kernels import Kernels, reference
 from sparsewire.segments import Segments
+from sparsewire.workspace import Workspace
 
 from . import agreement
 
 pytest.importorskip("numba")
 from sparsewire.kernels import cpu as module
-from sparsewire.kernels.cpu import extract, jit, sums
+from sparsewire.kernels.cpu import extract, floors, jit, sums
 
 cpu: Kernels = module
 CPU = torch.device("cpu")
@@ -76,8 +77,8 @@ def test_many_tiles(
         exact = agreement.Pair(cpu, CPU, segments, f"top_k, {name}")
         rough = agreement.Pair(cpu, CPU, segments, f"over_threshold, {name}")
         for addend in courses[name]:
-            exact.step(addend, lambda k, b, x, a: k.top_k(b, x, a, segments))
-            rough.step(addend, lambda k, b, x, a: k.over_threshold(b, x, a, segments, 500, 3))
+            exact.step(addend, lambda k, b, x, a, w: k.top_k(b, x, a, segments, w))
+            rough.step(addend, lambda k, b, x, a, w: k.over_threshold(b, x, a, segments, 500, 3, w))
         exact.compare()
         rough.compare()
 
@@ -92,9 +93,9 @@ def test_any_small_row(data: st.DataObject) -> None:
     segments = agreement.partition([(4, 5), (3,), (7, 1)], ratio, scope, 4, slack=0.25)
     key = data.draw(st.integers(0, 2**64 - 1))
     for call in (
-        lambda k, b, x, a: k.top_k(b, x, a, segments),
-        lambda k, b, x, a: k.over_threshold(b, x, a, segments, 8, key),
-        lambda k, b, x, a: k.chosen(b, x, a, segments, k.random_k(segments, key, CPU)),
+        lambda k, b, x, a, w: k.top_k(b, x, a, segments, w),
+        lambda k, b, x, a, w: k.over_threshold(b, x, a, segments, 8, key, w),
+        lambda k, b, x, a, w: k.chosen(b, x, a, segments, k.random_k(segments, key, CPU, w), w),
     ):
         pair = agreement.Pair(cpu, CPU, segments, "a small row")
         for row in rows:
@@ -137,44 +138,43 @@ def test_any_indices_are_added_up_inside_the_gradient(numbers: list[int]) -> Non
     flat = guarded[100 : 100 + segments.size]
     indices = torch.tensor(numbers, dtype=torch.int64)
     values = torch.ones(len(numbers) + segments.dense_size)
-    cpu.add_up(flat, [(indices, values)], 1.0, segments)
-    cpu.put_back(flat, indices, values, segments)
+    cpu.add_up(flat, [(indices, values)], 1.0, segments, Workspace())
+    cpu.put_back(flat, indices, values, segments, Workspace())
     assert not guarded[:100].any()
     assert not guarded[100 + segments.size :].any()
 
 
-class TestScratch:
-    """What a study of the predictor and of the threshold reads."""
+class TestPredictor:
+    """What a study of it reads."""
 
     @staticmethod
-    def run(segments: Segments, name: str, rows: list[torch.Tensor]) -> None:
+    def tally(segments: Segments, rows: list[torch.Tensor]) -> list[int]:
+        """Hits and misses."""
+        work = Workspace()
         before, after = torch.zeros(segments.size + 1), torch.zeros(segments.size + 1)
         for row in rows:
-            if name == "top_k":
-                cpu.top_k(before, row, after, segments)
-            else:
-                cpu.over_threshold(before, row, after, segments, 1000, 0)
+            cpu.top_k(before, row, after, segments, work)
             before, after = after, before
+        tally: list[int] = extract.plan_of(segments, floors.COUNT, work).tally.tolist()
+        return tally
 
-    def test_predictor_counts_hits_and_misses(self) -> None:
+    def test_hits_and_misses_are_counted(self) -> None:
         segments = agreement.partition([(90, 100), (100, 90)], 0.01)
         rows = [agreement.normal(segments.size, seed) for seed in range(3)]
-        self.run(segments, "top_k", [*rows, -1000 * rows[0], 1000 * rows[0]])
-        seen = segments.scratch["predictor"]
-        assert seen["hits"] + seen["misses"] == 2 * 4
-        assert seen["hits"] >= 4
+        hits, misses = self.tally(segments, [*rows, -1000 * rows[0], 1000 * rows[0]])
+        assert hits + misses == 2 * 4
+        assert hits >= 4
 
     def test_first_floor_is_no_prediction(self) -> None:
         segments = agreement.partition([(90, 100)], 0.01)
-        self.run(segments, "top_k", [agreement.normal(segments.size)])
-        assert segments.scratch["predictor"] == {"hits": 0, "misses": 0}
+        assert self.tally(segments, [agreement.normal(segments.size)]) == [0, 0]
 
 
 def test_other_numbers_are_left_to_the_reference() -> None:
     segments = agreement.partition([(40, 5)], 0.1)
     addend = agreement.normal(segments.size).double()
     after = torch.zeros(segments.size + 1, dtype=torch.float64)
-    selection = cpu.top_k(None, addend, after, segments)
+    selection = cpu.top_k(None, addend, after, segments, Workspace())
     assert selection.values.dtype == torch.float64
-    expected = reference.top_k(None, addend, torch.zeros_like(after), segments)
+    expected = reference.top_k(None, addend, torch.zeros_like(after), segments, Workspace())
     assert torch.equal(selection.indices, expected.indices)

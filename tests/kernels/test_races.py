@@ -19,6 +19,7 @@ import torch
 
 from sparsewire.segments import Segments
 from sparsewire.selectors import TopK
+from sparsewire.workspace import Workspace
 
 pytestmark = [
     pytest.mark.slow,  # a compiler at work
@@ -137,14 +138,14 @@ def compiler(cuda: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Compiler:
 def test_no_thread_clears_what_another_one_reads(cuda: ModuleType, compiler: Compiler) -> None:
     segments = Segments.partition({"a": (300, 1000), "b": (20,)}, TopK(0.01))
     before, addend, after = (torch.zeros(segments.size + 1) for _ in range(3))
-    addend = addend[:-1].clone()
-    cuda.top_k(before, addend, after, segments)
-    cuda.over_threshold(before, addend, after, segments, 100_000, 1)
-    indices = cuda.random_k(segments, 1, torch.device("cpu"))
-    selection = cuda.chosen(before, addend, after, segments, indices)
-    cuda.put_back(after, indices, selection.values, segments)
-    cuda.block_norms(before, addend, segments, 128)
-    cuda.block_norms(None, addend, segments, 100)
+    addend, work = addend[:-1].clone(), Workspace()
+    cuda.top_k(before, addend, after, segments, work)
+    cuda.over_threshold(before, addend, after, segments, 100_000, 1, work)
+    indices = cuda.random_k(segments, 1, torch.device("cpu"), work)
+    selection = cuda.chosen(before, addend, after, segments, indices, work)
+    cuda.put_back(after, indices, selection.values, segments, work)
+    cuda.block_norms(before, addend, segments, 128, work)
+    cuda.block_norms(None, addend, segments, 100, work)
     assert {name.partition("(")[0] for name in compiler.code} >= {
         "rank",
         "extract",

@@ -13,9 +13,11 @@ from torch import Tensor
 import sparsewire as sw
 from sparsewire.kernels import reference as kernels
 from sparsewire.segments import Segments
+from sparsewire.workspace import Workspace
 
 from ..laws.cases import LAWFUL, alone
 
+WORK = Workspace()
 few_values = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, -3.0, 1e-40])
 
 
@@ -35,7 +37,7 @@ def with_spare_slot(values: Tensor) -> Tensor:
 
 def top_k(values: Tensor, segments: Segments) -> Tensor:
     """What is chosen from these values."""
-    return kernels.top_k(None, values, with_spare_slot(values), segments).indices
+    return kernels.top_k(None, values, with_spare_slot(values), segments, WORK).indices
 
 
 @given(
@@ -88,7 +90,7 @@ def cut(shapes: dict[str, tuple[int, ...]]) -> Segments:
 def test_deposit_leaves_before_alone() -> None:
     segments = cut({"w": (1, 3)})
     before, after = torch.tensor([1.0, 2.0, 3.0, 0.0]), torch.full((4,), 9.0)
-    selection = kernels.top_k(before, torch.tensor([10.0, 20.0, 30.0]), after, segments)
+    selection = kernels.top_k(before, torch.tensor([10.0, 20.0, 30.0]), after, segments, WORK)
     assert before.tolist() == [1, 2, 3, 0]
     assert (selection.indices.tolist(), selection.values.tolist()) == ([2], [33])
     assert after.tolist() == [11, 22, 0, 9]  # the spare slot is not written
@@ -96,16 +98,15 @@ def test_deposit_leaves_before_alone() -> None:
 
 def test_deposit_without_memory_copies() -> None:
     after = torch.full((4,), 9.0)
-    kernels.chosen(
-        None, torch.tensor([10.0, 20.0, 30.0]), after, cut({"w": (1, 3)}), torch.tensor([1])
-    )
+    addend, segments = torch.tensor([10.0, 20.0, 30.0]), cut({"w": (1, 3)})
+    kernels.chosen(None, addend, after, segments, torch.tensor([1]), WORK)
     assert after.tolist() == [10, 0, 30, 9]
 
 
 def test_whole_pieces_follow_what_is_chosen_and_are_emptied() -> None:
     segments = cut({"a": (1,), "w": (1, 2), "b": (2,)})
     after = torch.zeros(6)
-    selection = kernels.top_k(None, torch.arange(5.0) + 1, after, segments)
+    selection = kernels.top_k(None, torch.arange(5.0) + 1, after, segments, WORK)
     assert (selection.indices.tolist(), selection.values.tolist()) == ([2], [3, 1, 4, 5])
     assert after.tolist() == [0, 2, 0, 0, 0, 0]
     assert selection.squares.tolist() == pytest.approx([1, 13, 41])
@@ -118,14 +119,15 @@ def test_first_span_that_is_not_finite_is_named(bad: float) -> None:
     for place, param in ((0, 0), (1, 1), (4, 2)):
         values = torch.ones(5)
         values[place:] = bad
-        assert kernels.top_k(None, values, torch.zeros(6), segments).non_finite == param
+        selection = kernels.top_k(None, values, torch.zeros(6), segments, WORK)
+        assert selection.non_finite == param
 
 
 def test_sums_that_overflow_are_not_finite() -> None:
     segments = cut({"a": (1,), "b": (1,)})
     most = torch.tensor([1.0, 3e38])
     empty = torch.empty(0, dtype=torch.int64)
-    selection = kernels.chosen(with_spare_slot(most), most, torch.zeros(3), segments, empty)
+    selection = kernels.chosen(with_spare_slot(most), most, torch.zeros(3), segments, empty, WORK)
     assert selection.non_finite == 1
 
 
@@ -137,16 +139,16 @@ def test_messages_are_added_up_where_they_belong() -> None:
         (torch.tensor([5]), torch.tensor([20.0, 1, 1, 1])),
         (torch.tensor([6]), torch.tensor([30.0, 0, 0, 0])),  # nowhere
     ]
-    kernels.add_up(flat, messages, 0.5, segments)
+    kernels.add_up(flat, messages, 0.5, segments, WORK)
     assert flat.tolist() == [1, 1.5, 2, 0, 5, 10]
 
 
 def test_errors_are_put_back_and_the_spare_slot_stays_empty() -> None:
     segments = cut({"b": (1,), "w": (1, 2)})
     residual = torch.tensor([0.0, 5.0, 0.0, 0.0])
-    kernels.put_back(residual, torch.tensor([2]), torch.tensor([0.5, 0.25]), segments)
+    kernels.put_back(residual, torch.tensor([2]), torch.tensor([0.5, 0.25]), segments, WORK)
     assert residual.tolist() == [0.25, 5, 0.5, 0]
-    kernels.put_back(residual, torch.tensor([3]), torch.tensor([9.0, 0]), segments)
+    kernels.put_back(residual, torch.tensor([3]), torch.tensor([9.0, 0]), segments, WORK)
     assert residual.tolist() == [0.25, 5, 0.5, 0]
 
 
@@ -158,7 +160,9 @@ class TestThreshold:
         numbers = torch.tensor(values)
         segments = alone(selector, len(values))
         after = torch.zeros(len(values) + 1)
-        selection = kernels.over_threshold(None, numbers, after, segments, selector.sample, key)
+        selection = kernels.over_threshold(
+            None, numbers, after, segments, selector.sample, key, WORK
+        )
         return selection.indices.tolist()
 
     def test_whole_sample_finds_the_largest(self) -> None:
@@ -215,10 +219,10 @@ def test_nothing_to_select_from() -> None:
     device = torch.device("cpu")
     ones, after = torch.ones(5), torch.zeros(6)
     for indices in (
-        kernels.top_k(None, ones, after, segments).indices,
-        kernels.over_threshold(None, ones, after, segments, 100, 0).indices,
-        kernels.random_k(segments, 0, device),
-        kernels.block_random_k(segments, 0, device),
+        kernels.top_k(None, ones, after, segments, WORK).indices,
+        kernels.over_threshold(None, ones, after, segments, 100, 0, WORK).indices,
+        kernels.random_k(segments, 0, device, WORK),
+        kernels.block_random_k(segments, 0, device, WORK),
     ):
         assert indices.dtype == torch.int64
         assert indices.numel() == 0

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from sparsewire.kernels import Kernels, reference
-from sparsewire.segments import Segments
+from sparsewire.workspace import Workspace
 
 from . import agreement as agree
 
@@ -119,7 +119,7 @@ def test_the_taps_of_a_convolution_do_not_mislead_a_guess(cuda: Kernels) -> None
         pair = agree.Pair(cuda, DEVICE, segments, "convolution")
         agree._step(pair, (agree.normal(36864).view(-1, 9) * sizes).view(-1), agree._top_k, 0)
         pair.compare()
-        assert (plan_of(segments, DEVICE).state[:, PATH.value] < ALL.value).all()
+        assert (plan_of(segments, DEVICE, pair.work).state[:, PATH.value] < ALL.value).all()
 
 
 ROWS = ("normal", "zeros", "ties at the edge", "NaNs", "denormals and zeros", "heavy tail")
@@ -159,13 +159,14 @@ def test_withdrawals_agree_in_the_interpreter(cuda: Kernels, name: str, where: s
 @interpreted
 @pytest.mark.filterwarnings("ignore:overflow encountered")  # as it should
 def test_norms_of_blocks_agree_in_the_interpreter(cuda: Kernels) -> None:
+    work = Workspace()
     for where, (segments, block) in agree.block_layouts(300).items():
         before = torch.cat([agree.normal(segments.size, 3), torch.zeros(1)])
         for what in ("normal", "NaNs and infinities", "denormals", "huge"):
             for kept, dtype in ((before, torch.float32), (None, torch.bfloat16)):
                 addend = agree.rows(segments.size)[what].to(dtype)
-                wanted = reference.block_norms(kept, addend, segments, block)
-                got = cuda.block_norms(kept, addend, segments, block)
+                wanted = reference.block_norms(kept, addend, segments, block, work)
+                got = cuda.block_norms(kept, addend, segments, block, work)
                 agree.same(wanted, got, f"{where}, {what}")
 
 
@@ -173,24 +174,25 @@ def test_norms_of_blocks_agree_in_the_interpreter(cuda: Kernels) -> None:
 @pytest.mark.usefixtures("small_tiles")
 def test_random_choices_agree_in_the_interpreter(cuda: Kernels) -> None:
     for where in ("one segment", "nearly all", "layers, all sparse", "nothing"):
-        segments = agree.layouts(150)[where]
+        segments, work = agree.layouts(150)[where], Workspace()
         for key in (0, -1, 2**63):
-            expected = reference.random_k(segments, key, DEVICE)
-            agree.same(expected, cuda.random_k(segments, key, DEVICE), f"{where}, {key}")
-            expected = reference.block_random_k(segments, key, DEVICE)
-            agree.same(expected, cuda.block_random_k(segments, key, DEVICE), f"{where}, {key}")
+            expected = reference.random_k(segments, key, DEVICE, work)
+            agree.same(expected, cuda.random_k(segments, key, DEVICE, work), f"{where}, {key}")
+            expected = reference.block_random_k(segments, key, DEVICE, work)
+            found = cuda.block_random_k(segments, key, DEVICE, work)
+            agree.same(expected, found, f"{where}, {key}")
 
 
 @interpreted
 @pytest.mark.usefixtures("small_tiles")
 def test_sums_agree_in_the_interpreter(cuda: Kernels) -> None:
     for where in ("one segment", "nearly all", "layers, dense between", "nothing"):
-        segments = agree.layouts(270)[where]
+        segments, work = agree.layouts(270)[where], Workspace()
         for count in (0, 1, 9):
             sent = agree.messages(segments, count)
             ours, theirs = (torch.full((segments.size,), torch.nan) for _ in range(2))
-            reference.add_up(ours, sent, 1 / 3, segments)
-            cuda.add_up(theirs, sent, 1 / 3, segments)
+            reference.add_up(ours, sent, 1 / 3, segments, work)
+            cuda.add_up(theirs, sent, 1 / 3, segments, work)
             agree.same(ours, theirs, f"{where}, {count} messages")
 
 
@@ -199,24 +201,25 @@ def test_more_messages_than_one_launch_takes(
     cuda: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sparsewire.kernels.cuda.sums._MESSAGES", 2)
-    segments = agree.layouts(100)["layers, dense between"]
+    segments, work = agree.layouts(100)["layers, dense between"], Workspace()
     sent = agree.messages(segments, 5)
     ours = torch.empty(segments.size)
     theirs = torch.empty(segments.size, device=DEVICE)
-    reference.add_up(ours, sent, 0.2, segments)
-    cuda.add_up(theirs, [(i.to(DEVICE), v.to(DEVICE)) for i, v in sent], 0.2, segments)
+    reference.add_up(ours, sent, 0.2, segments, work)
+    there = [(i.to(DEVICE), v.to(DEVICE)) for i, v in sent]
+    cuda.add_up(theirs, there, 0.2, segments, work)
     agree.same(ours, theirs, "five messages, two at a time")
 
 
 @anywhere
 def test_wild_indices_touch_nothing_else(cuda: Kernels) -> None:
     """Whatever a message says, memory beyond the gradient stays as it is."""
-    segments = agree.partition([(90,)], 0.1)
+    segments, work = agree.partition([(90,)], 0.1), Workspace()
     wild = torch.tensor([-(2**40), -1, 5, 3, 3, 89, 90, 91, 2**40], device=DEVICE)
     around = torch.full((190,), 7.0, device=DEVICE)
-    cuda.add_up(around[50:140], [(wild, torch.ones(9, device=DEVICE))], 1.0, segments)
+    cuda.add_up(around[50:140], [(wild, torch.ones(9, device=DEVICE))], 1.0, segments, work)
     residual = torch.cat([torch.zeros(91, device=DEVICE), torch.full((50,), 7.0, device=DEVICE)])
-    cuda.put_back(residual[:91], wild, torch.ones(9, device=DEVICE), segments)
+    cuda.put_back(residual[:91], wild, torch.ones(9, device=DEVICE), segments, work)
     assert (around[:50] == 7).all()
     assert (around[140:] == 7).all()
     assert (residual[91:] == 7).all()
@@ -225,12 +228,12 @@ def test_wild_indices_touch_nothing_else(cuda: Kernels) -> None:
 
 @anywhere
 def test_slices_that_are_not_aligned(cuda: Kernels) -> None:
-    segments = agree.partition([(70, 5), (9,)], 0.1, dense_below=10)
+    segments, work = agree.partition([(70, 5), (9,)], 0.1, dense_below=10), Workspace()
     addend = torch.cat([torch.zeros(1), agree.normal(segments.size)])
     before, ours = torch.zeros(segments.size + 1), torch.zeros(segments.size + 1)
     theirs = torch.zeros(segments.size + 2, device=DEVICE)
-    expected = reference.top_k(before, addend[1:], ours, segments)
-    got = cuda.top_k(before.to(DEVICE), addend.to(DEVICE)[1:], theirs[1:], segments)
+    expected = reference.top_k(before, addend[1:], ours, segments, work)
+    got = cuda.top_k(before.to(DEVICE), addend.to(DEVICE)[1:], theirs[1:], segments, work)
     agree.same(expected.indices, got.indices, "indices")
     agree.same(expected.values, got.values, "values")
     agree.same(ours, theirs[1:], "after")
@@ -239,14 +242,17 @@ def test_slices_that_are_not_aligned(cuda: Kernels) -> None:
 @anywhere
 def test_guesses_are_counted(cuda: Kernels) -> None:
     """The first step knows nothing; later ones hit unless magnitudes jump."""
-    segments = agree.partition([(2000,)], 0.05)
+    from sparsewire.kernels.cuda.plan import plan_of
+
+    segments, work = agree.partition([(2000,)], 0.05), Workspace()
     residual = [torch.zeros(segments.size + 1, device=DEVICE) for _ in range(2)]
     for step in range(6):
         addend = agree.normal(segments.size, step).to(DEVICE)
         scale = 0.01 if step == 5 else 1.0
-        cuda.top_k(residual[0] if step < 5 else None, scale * addend, residual[1], segments)
+        before = residual[0] if step < 5 else None
+        cuda.top_k(before, scale * addend, residual[1], segments, work)
         residual.reverse()
-    assert segments.scratch["predictor"].tolist() == [[2, 6]]
+    assert plan_of(segments, DEVICE, work).tally.tolist() == [[2, 6]]
 
 
 @anywhere
@@ -310,14 +316,16 @@ def test_no_call_waits_for_the_device(cuda: Kernels) -> None:
     addend = agree.normal(segments.size).to(DEVICE)
     flat = torch.empty_like(addend)
     data = torch.zeros(64, dtype=torch.uint8, device=DEVICE)
+    work = Workspace()
 
     def everything() -> None:
-        cuda.top_k(residual[0], addend, residual[1], segments)
-        selection = cuda.over_threshold(residual[0], addend, residual[1], segments, 1000, 5)
-        cuda.chosen(residual[0], addend, residual[1], segments, cuda.random_k(segments, 1, DEVICE))
-        indices = cuda.block_random_k(segments, 1, DEVICE)
-        cuda.add_up(flat, [(selection.indices, selection.values)] * 3, 0.5, segments)
-        cuda.put_back(residual[1], selection.indices, selection.values, segments)
+        cuda.top_k(residual[0], addend, residual[1], segments, work)
+        selection = cuda.over_threshold(residual[0], addend, residual[1], segments, 1000, 5, work)
+        indices = cuda.random_k(segments, 1, DEVICE, work)
+        cuda.chosen(residual[0], addend, residual[1], segments, indices, work)
+        indices = cuda.block_random_k(segments, 1, DEVICE, work)
+        cuda.add_up(flat, [(selection.indices, selection.values)] * 3, 0.5, segments, work)
+        cuda.put_back(residual[1], selection.indices, selection.values, segments, work)
         cuda.unpack(cuda.pack(indices, 17), indices.numel(), 17)
         cuda.find_flags(cuda.set_flags(indices, segments.size), indices.numel())
         cuda.read_ascending(cuda.write_ascending(selection.indices, 6, segments), 6, segments)
@@ -336,22 +344,23 @@ def test_no_call_waits_for_the_device(cuda: Kernels) -> None:
 
 @on_gpu
 def test_steps_can_be_captured_in_a_graph(cuda: Kernels) -> None:
-    segments: Segments = agree.partition([(300, 300), (40,)], 0.01, dense_below=50)
+    segments, work = agree.partition([(300, 300), (40,)], 0.01, dense_below=50), Workspace()
     before, after = (torch.zeros(segments.size + 1, device=DEVICE) for _ in range(2))
     addend = agree.normal(segments.size).to(DEVICE)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        cuda.top_k(before, addend, after, segments)
+        cuda.top_k(before, addend, after, segments, work)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        selection = cuda.top_k(before, addend, after, segments)
+        selection = cuda.top_k(before, addend, after, segments, work)
     for seed in range(1, 4):
         row = agree.normal(segments.size, seed) * 100**seed
         addend.copy_(row)
         graph.replay()
         ours = torch.zeros(segments.size + 1)
-        expected = reference.top_k(torch.zeros(segments.size + 1), row, ours, segments)
+        zeros = torch.zeros(segments.size + 1)
+        expected = reference.top_k(zeros, row, ours, segments, work)
         agree.same(expected.indices, selection.indices, "indices")
         agree.same(expected.values, selection.values, "values")
         agree.same(ours, after, "after")

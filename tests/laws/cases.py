@@ -27,6 +27,7 @@ from sparsewire.selectors import Selector
 from sparsewire.session import Session, Topology
 from sparsewire.shards import owned
 from sparsewire.state import OWNED, RESIDUAL, StateStore
+from sparsewire.workspace import Workspace
 
 EXAMPLES: dict[type, tuple[Any, ...]] = {
     sw.TopK: (sw.TopK(0.1), sw.TopK(count=3)),
@@ -94,7 +95,7 @@ def rolls_dice(codec: ValueCodec) -> bool:
     """Whether what is written depends on the key, and so on the rank."""
     segments = alone(sw.TopK(count=99), 100)
     values = torch.linspace(0.1, 1, 99)
-    first, second = (Place(torch.arange(99), segments, key) for key in (1, 2))
+    first, second = (Place(torch.arange(99), segments, key, Workspace()) for key in (1, 2))
     return not torch.equal(codec.encode(values, first), codec.encode(values, second))
 
 

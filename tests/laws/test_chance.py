@@ -17,6 +17,7 @@ from torch import Tensor
 import sparsewire as sw
 from sparsewire.scheme import Scheme
 from sparsewire.selectors import Selector, Sized
+from sparsewire.workspace import Workspace
 
 from .cases import CPU, SAMPLE, Crew, alone, label, noise, random_key, random_selectors
 
@@ -34,10 +35,11 @@ def resized(selector: Selector, count: int) -> Selector:
 @cache
 def drawn(selector: Selector, length: int, rank: int = 0, seed: int = 0) -> Tensor:
     """What is chosen: a 0/1 tensor of steps × segments × coordinates."""
-    segments = alone(selector, PIECES * length, scope=length)
+    segments, work = alone(selector, PIECES * length, scope=length), Workspace()
     chosen = torch.zeros(STEPS, PIECES * length)
     for step in range(STEPS):
-        chosen[step, selector.coordinates(segments, random_key(step, rank, seed), CPU)] = 1
+        key = random_key(step, rank, seed)
+        chosen[step, selector.coordinates(segments, key, CPU, work)] = 1
     return chosen.view(STEPS, PIECES, length)
 
 
@@ -115,9 +117,10 @@ def test_choice_can_be_repeated_and_follows_names_not_places(selector: Selector)
     more = sw.segments.Segments.partition(
         {"a": (30,), "b": (50,)}, selector, dense_below=0, dense_1d=False
     )
-    once = selector.coordinates(few, random_key(3), CPU)
-    assert torch.equal(once, selector.coordinates(few, random_key(3), CPU))
-    elsewhere = selector.coordinates(more, random_key(3), CPU)
+    work = Workspace()
+    once = selector.coordinates(few, random_key(3), CPU, work)
+    assert torch.equal(once, selector.coordinates(few, random_key(3), CPU, work))
+    elsewhere = selector.coordinates(more, random_key(3), CPU, work)
     assert torch.equal(once, elsewhere[elsewhere >= 30] - 30)
 
 
@@ -139,7 +142,7 @@ def test_random_state_has_no_say(selector: Selector) -> None:
         chosen = []
         for seed in (1, 2):
             torch.manual_seed(seed)
-            chosen.append(selector.coordinates(segments, random_key(0), CPU))
+            chosen.append(selector.coordinates(segments, random_key(0), CPU, Workspace()))
     finally:
         torch.set_rng_state(state)
     assert torch.equal(*chosen)

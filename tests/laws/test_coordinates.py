@@ -9,13 +9,21 @@ from hypothesis import given
 
 import sparsewire as sw
 from sparsewire.codecs import IndexCodec
+from sparsewire.kernels import Selection
 from sparsewire.segments import Segments
-from sparsewire.selectors import Accumulation, Selector
+from sparsewire.selectors import NO_STATE, Accumulation, Selector
+from sparsewire.workspace import Workspace
 
 from .cases import CPU, LAWFUL, SCOPES, SHAPES, examples, label, noise, random_key
 
 # ties, zeros and huge magnitudes included
 numbers = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.5, -1e30]) | st.floats(-10, 10, width=32)
+
+
+def choose(
+    selector: Selector, given: Accumulation, segments: Segments, step: int = 0, rank: int = 0
+) -> Selection:
+    return selector.select(given, segments, random_key(step, rank), NO_STATE, Workspace())
 
 
 def by_segment(indices: torch.Tensor, segments: Segments) -> list[list[int]]:
@@ -41,7 +49,7 @@ def test_entries_selected(
     row = data.draw(st.lists(numbers, min_size=size, max_size=size))
     gradient = torch.tensor(row, dtype=torch.float32)
     after = torch.zeros(size + 1)
-    selection = selector.select(Accumulation(None, gradient, after), segments, random_key(step))
+    selection = choose(selector, Accumulation(None, gradient, after), segments, step)
     indices, values = selection.indices, selection.values[: segments.capacity]
     if not segments.capacity:
         return
@@ -84,7 +92,7 @@ def test_residual_and_gradient_are_added_before_selecting(
     gradient = torch.randn(segments.size, generator=generator)
     after = torch.full((segments.size + 1,), 7.0)
     after[-1] = 0
-    selection = selector.select(Accumulation(before, gradient, after), segments, random_key(0))
+    selection = choose(selector, Accumulation(before, gradient, after), segments)
     indices = torch.cat([selection.indices, *(torch.arange(*run) for run in segments.dense_runs)])
     total = torch.zeros_like(before)
     total[:-1] = before[:-1] + gradient
@@ -99,16 +107,13 @@ def test_seeded_coordinates_are_those_selected(selector: Selector) -> None:
     segments = Segments.partition(SHAPES, selector, dense_below=0, dense_1d=False)
     if not selector.coordination.is_seeded:
         with pytest.raises(NotImplementedError, match="depend on the gradient"):
-            selector.coordinates(segments, random_key(0), CPU)
+            selector.coordinates(segments, random_key(0), CPU, Workspace())
         return
     (gradient,), after = noise(1, segments.size, 0), torch.zeros(segments.size + 1)
     for rank in range(3):
-        selection = selector.select(
-            Accumulation(None, gradient, after), segments, random_key(1, rank)
-        )
-        assert torch.equal(
-            selection.indices, selector.coordinates(segments, random_key(1, rank), CPU)
-        )
+        selection = choose(selector, Accumulation(None, gradient, after), segments, 1, rank)
+        indices = selector.coordinates(segments, random_key(1, rank), CPU, Workspace())
+        assert torch.equal(selection.indices, indices)
 
 
 @pytest.mark.parametrize("codec", examples("indices"), ids=label)
@@ -116,7 +121,7 @@ def test_seeded_coordinates_are_those_selected(selector: Selector) -> None:
 def test_index_codecs_bring_back_what_they_wrote(selector: Selector, codec: IndexCodec) -> None:
     segments = Segments.partition(SHAPES, selector, dense_below=0, dense_1d=False)
     (gradient,), after = noise(1, segments.size, 0), torch.zeros(segments.size + 1)
-    indices = selector.select(Accumulation(None, gradient, after), segments, random_key(0)).indices
+    indices = choose(selector, Accumulation(None, gradient, after), segments).indices
     data = codec.encode(indices, segments)
     assert (data.dtype, data.numel()) == (torch.uint8, codec.nbytes(segments))
     if codec.written:

@@ -16,6 +16,7 @@ from sparsewire.codecs import Place, ValueCodec
 from sparsewire.notation import read
 from sparsewire.scheme import AnyScheme
 from sparsewire.segments import Segments
+from sparsewire.workspace import Workspace
 
 from .cases import LAWFUL, examples, is_cast, label
 
@@ -166,7 +167,7 @@ def test_value_codecs(codec: ValueCodec, dtype: torch.dtype, numbers: list[float
     segments = Segments.partition(
         {"x": (count + 1,)}, sw.TopK(count=max(1, count)), dense_below=0, dense_1d=False
     )
-    place = Place(torch.arange(segments.capacity), segments, key=5)
+    place = Place(torch.arange(segments.capacity), segments, 5, Workspace())
     values = torch.cat([values, values.new_zeros(segments.capacity - count)])
     again = codec.decode(codec.encode(values, place), place, dtype)
     assert again.dtype == dtype

@@ -15,6 +15,7 @@ from sparsewire.requests import Request
 from sparsewire.segments import Segments
 from sparsewire.selectors import Coordination
 from sparsewire.sums import reduce_traffic
+from sparsewire.workspace import Workspace
 
 from .cases import SAMPLE, SHAPES, Crew, examples, label, noise
 
@@ -91,7 +92,7 @@ def test_value_codecs_write_what_they_announce(
     codec: ValueCodec, count: int, shapes: dict[str, tuple[int, ...]]
 ) -> None:
     segments = Segments.partition(shapes, sw.TopK(count=count), dense_below=6)
-    place = Place(torch.arange(segments.capacity), segments, key=1)
+    place = Place(torch.arange(segments.capacity), segments, 1, Workspace())
     data = codec.encode(torch.ones(segments.capacity + segments.dense_size), place)
     assert (data.dtype, data.numel()) == (torch.uint8, codec.nbytes(segments))
     assert (

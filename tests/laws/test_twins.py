@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 import sparsewire as sw
 from sparsewire.selectors import Selector
+from sparsewire.workspace import Workspace
 
 from . import problem, twins
 from .cases import CPU, random_key
@@ -25,10 +26,10 @@ def assert_same_path(actual: twins.Array, expected: twins.Array) -> None:
 
 def asked(scheme: sw.Scheme) -> twins.Choose:
     """Coordinates from the selector itself, for choices that are made by chance."""
-    segments = scheme.partition(problem.SHAPES)
+    segments, work = scheme.partition(problem.SHAPES), Workspace()
 
     def choose(vector: twins.Array, worker: int, step: int) -> NDArray[np.int64]:
-        return scheme.selector.coordinates(segments, random_key(step, worker), CPU).numpy()
+        return scheme.selector.coordinates(segments, random_key(step, worker), CPU, work).numpy()
 
     return choose
 

@@ -21,6 +21,7 @@ from sparsewire.session import Session, Topology, Transaction
 
 from ..cluster import Cluster
 
+pytestmark = pytest.mark.xdist_group("ranks 1")  # where four ranks are kept running
 LAYERS = (0, 2, 4)
 
 

@@ -39,11 +39,11 @@ _ALIGNED = 64  # values: where a worker's gradient begins
 
 @dataclass(frozen=True)
 class Flaw:
-    """Something wrong at a step; `is_unsound` if numbers were not finite, else it is a bug."""
+    """Something wrong at a step; `is_non_finite` if numbers were not finite, else it is a bug."""
 
     step: int
     what: str
-    is_unsound: bool
+    is_non_finite: bool
 
     def __str__(self) -> str:
         return f"step {self.step}: {self.what}"
@@ -97,8 +97,8 @@ class Simulation:
             return Flaw(step, f"NaN or infinity in {self.segments.params[non_finite].name}", True)
         if corruption != FINE:
             sender, reason = divmod(corruption, len(REASONS))
-            is_unsound = reason == VALUES
-            return Flaw(step, f"the message of worker {sender}: {REASONS[reason]}", is_unsound)
+            is_non_finite = reason == VALUES
+            return Flaw(step, f"the message of worker {sender}: {REASONS[reason]}", is_non_finite)
         return None
 
     @property
@@ -128,15 +128,15 @@ class _Phase:
         self.scheme = scheme
         self._simulation, self._first = simulation, simulation.step
         workers, device = len(simulation.gradients), simulation._device
-        segments = [scheme.partition(simulation._shapes) for _ in range(workers)]
+        self._segments = scheme.partition(simulation._shapes)
+        self._work = [Workspace() for _ in range(workers)]
         self._drawn: list[Tensor] = []
         if scheme.selector.coordination.is_seeded:
             ranks = 1 if scheme.selector.coordination.is_shared else workers
-            self._drawn = [self._draw(segments[0], rank) for rank in range(ranks)]
+            self._drawn = [self._draw(rank) for rank in range(ranks)]
             scheme = replace(scheme, selector=_Drawn(scheme.selector, self._drawn))
-        self._exchanges = [Exchange(scheme, cut, workers) for cut in segments]
+        self._exchange = Exchange(scheme, self._segments, workers)
         self._group = SimulatedGroup(workers)
-        self._work = [Workspace() for _ in range(workers)]
         turns = math.lcm(TURNS, workers) if scheme.selector.proposers != "none" else TURNS
         self._turns = [Captured(self._meet, device) for _ in range(turns)]
 
@@ -147,19 +147,20 @@ class _Phase:
     def exchange(self) -> None:
         step = self._simulation.step
         for rank, indices in enumerate(self._drawn):
-            indices.copy_(self._draw(self._exchanges[0].segments, rank))
+            indices.copy_(self._draw(rank))
         if step == self._first + 1:  # not the first: that one has the headers in it
             self._measure()
         else:
             self._turns[step % len(self._turns)]()
 
-    def _draw(self, segments: Segments, rank: int) -> Tensor:
-        draw = RandomKey(self.scheme.seed, self._simulation.step, rank)
-        return self.scheme.selector.coordinates(segments, draw, self._simulation._device)
+    def _draw(self, rank: int) -> Tensor:
+        whole, work = self._simulation, self._work[rank]
+        draw = RandomKey(self.scheme.seed, whole.step, rank)
+        return self.scheme.selector.coordinates(self._segments, draw, whole._device, work)
 
     def _meet(self) -> None:
         """Exchange; what was found wrong is noted on the device."""
-        all_counters = [Counters() for _ in self._exchanges]
+        all_counters = [Counters() for _ in self._work]
         runs = self._runs(all_counters)
         if self.scheme.memory.kept_as(torch.float32) == torch.float32:
             found = self._group.follow(runs, all_counters)
@@ -177,12 +178,12 @@ class _Phase:
         step = whole.step % len(self._turns) if whole._device.type == "cuda" else whole.step
         before, after = whole._pages[step % 2], whole._pages[1 - step % 2]
         runs = []
-        for rank, exchange in enumerate(self._exchanges):
-            keys = exchange.fields(rank)
+        for rank, work in enumerate(self._work):
+            keys = self._exchange.fields(rank)
             kept = {key: before[rank][key] for key in keys if key in whole._kept}
             state = StepState(kept, {key: after[rank][key] for key in keys})
             call, gradient = Call(step, rank), whole.gradients[rank]
-            runs.append(exchange.run(gradient, state, call, all_counters[rank], self._work[rank]))
+            runs.append(self._exchange.run(gradient, state, call, all_counters[rank], work))
         return runs
 
     def _note(self, findings: Sequence[Finding]) -> None:
@@ -194,7 +195,7 @@ class _Phase:
 
     def _measure(self) -> None:
         """Exchange as real workers do, statuses included, and note the bytes."""
-        all_counters = [Counters() for _ in self._exchanges]
+        all_counters = [Counters() for _ in self._work]
         findings = self._group.drive(self._runs(all_counters), all_counters)
         self._note(findings)
         self._group.drive(
@@ -241,7 +242,9 @@ class _Drawn(Selector):
     def capacity(self, length: int) -> int:
         return self.selector.capacity(length)
 
-    def coordinates(self, segments: Segments, key: RandomKey, device: torch.device) -> Tensor:
+    def coordinates(
+        self, segments: Segments, key: RandomKey, device: torch.device, work: Workspace
+    ) -> Tensor:
         return self.drawn[0 if self.coordination.is_shared else key.rank]
 
     def contraction(self, length: int) -> float:

@@ -107,7 +107,7 @@ def _counts(place: Place) -> Tensor:
     The padding index counts with the last segment. Of corrupt indices the counts are of no use, and
     no harm.
     """
-    starts = place.segments.table(place.indices.device).starts
+    starts = place.segments.table(place.indices.device, place.work).starts
     edges = torch.searchsorted(place.indices, starts)
     edges[:1].zero_()  # a number written by itself would wait for the device
     end = edges.new_full((1,), place.indices.numel())
@@ -121,7 +121,10 @@ def _segments(place: Place, counts: Tensor) -> Tensor:
 
 def _columns(place: Place) -> Tensor:
     """The number of the column, over all parameters, that each selected value lies in."""
-    starts, widths, first = _column_table(place.segments, place.indices.device)
+    device = place.indices.device
+    starts, widths, first = place.work.kept(
+        place.segments, ("columns", device), lambda: _column_table(place.segments, device)
+    )
     # the padding index counts with the last column: nothing is ever added there
     inside = place.indices.clamp(
         max=place.segments.sparse[-1].stop - 1 if place.indices.numel() else 0
@@ -133,15 +136,11 @@ def _columns(place: Place) -> Tensor:
 
 def _column_table(segments: Segments, device: torch.device) -> Tensor:
     """Of every parameter that is selected from: its start, its columns, and those before it."""
-    key = ("columns", device)
-    if key not in segments.scratch:
-        params = _selected_spans(segments)
-        widths = [_column_count(param.shape) for param in params]
-        first = [sum(widths[:number]) for number in range(len(params))]
-        rows = ([param.start for param in params], widths, first)
-        segments.scratch[key] = torch.tensor(rows, dtype=torch.int64).to(device)
-    table: Tensor = segments.scratch[key]
-    return table
+    params = _selected_spans(segments)
+    widths = [_column_count(param.shape) for param in params]
+    first = [sum(widths[:number]) for number in range(len(params))]
+    rows = ([param.start for param in params], widths, first)
+    return torch.tensor(rows, dtype=torch.int64).to(device)
 
 
 def _selected_spans(segments: Segments) -> list[ParamSlice]:
@@ -289,7 +288,7 @@ class QSGD(_Quantized):
 
     def _owner(self, place: Place, segment: Tensor, counts: Tensor) -> Tensor:
         """The number of the bucket that each selected value belongs to."""
-        capacities = place.segments.table(segment.device).capacities
+        capacities = place.segments.table(segment.device, place.work).capacities
         buckets = (capacities + (self.bucket - 1)) // self.bucket
         first = (torch.cumsum(buckets, 0) - buckets).index_select(0, segment)
         begin = (torch.cumsum(counts, 0) - counts).index_select(0, segment)
@@ -308,7 +307,7 @@ class QSGD(_Quantized):
         norms = squares.sqrt().clamp(max=_MOST).float()
         level = (values.abs() / norms.index_select(0, owner) * levels).nan_to_num(0, levels, 0)
         # by name and place in the segment, wherever that lies in the message: DDP moves it
-        table = place.segments.table(segment.device)
+        table = place.segments.table(segment.device, place.work)
         dice = stream(table.keys, place.key).index_select(0, segment)
         inside = place.indices - table.starts.index_select(0, segment)
         chance = (mix(dice + inside) & ((1 << 24) - 1)) / (1 << 24)

@@ -11,18 +11,20 @@ from torch import Tensor
 
 from ..notation import Part
 from ..segments import Segments
+from ..workspace import Workspace
 
 
 @dataclass(frozen=True)
 class Place:
     """Where values belong: selected ones to `indices` in turn, the rest to the dense segments.
 
-    `key` seeds what is random about writing them.
+    `key` seeds what is random about writing them. `work` is this rank's: tables may be kept there.
     """
 
     indices: Tensor
     segments: Segments
     key: int
+    work: Workspace
 
 
 class ValueCodec(Part, ABC):

@@ -45,8 +45,9 @@ class AllGatherPlan(CollectivePlan):
         messages = yield all_gather(message)
         with transfer.counters.stage("decode"):
             received = self.decode(messages, own, transfer)
-            kernel = kernels.on(transfer.gradient.device)
-            kernel.add_up(transfer.gradient, received, transfer.share, self.layout.segments)
+            gradient, segments = transfer.gradient, self.layout.segments
+            kernel = kernels.on(gradient.device)
+            kernel.add_up(gradient, received, transfer.share, segments, transfer.work)
 
     def encode(self, entries: Entries, transfer: Transfer) -> tuple[Tensor, Entries]:
         """Return this rank's message, and its entries as others will read them."""
@@ -72,11 +73,11 @@ class AllGatherPlan(CollectivePlan):
 
     def read(self, message: Tensor, rank: int, own: Entries, transfer: Transfer) -> Entries:
         """Return the entries of another rank's message."""
-        key = transfer.random_key(rank)
+        key, work = transfer.random_key(rank), transfer.work
 
         def coordinates() -> Tensor:
             if not self._selector.coordination.is_seeded:
                 return own[0]  # negotiated, so the same on all ranks
-            return self._selector.coordinates(self.layout.segments, key, message.device)
+            return self._selector.coordinates(self.layout.segments, key, message.device, work)
 
-        return self.layout.decode(message, coordinates, key.key(shared=False), own[1].dtype)
+        return self.layout.decode(message, coordinates, key.key(shared=False), own[1].dtype, work)

@@ -65,4 +65,4 @@ class AllReducePlan(CollectivePlan):
             transfer.note(torch.where(finite(total.values), FINE, overflow))
             kernel = kernels.on(transfer.gradient.device)
             received = [(indices, total.values)]
-            kernel.add_up(transfer.gradient, received, 1.0, self.layout.segments)
+            kernel.add_up(transfer.gradient, received, 1.0, self.layout.segments, transfer.work)

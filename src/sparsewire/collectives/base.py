@@ -91,7 +91,8 @@ class Transfer:
         What the codec changes is put back into the residual.
         """
         indices, _ = entries
-        data, read, errors = layout.encode_values(entries, self.key.key(shared=False))
+        key = self.key.key(shared=False)
+        data, read, errors = layout.encode_values(entries, key, self.work)
         if errors is not None:
             self.put_back(indices, errors, layout.segments)
         return data, (indices, read)
@@ -99,7 +100,7 @@ class Transfer:
     def put_back(self, indices: Tensor, errors: Tensor, segments: Segments) -> None:
         """Add to the residual what is not sent after all."""
         residual = self.state.after[RESIDUAL]
-        kernels.on(errors.device).put_back(residual, indices, errors, segments)
+        kernels.on(errors.device).put_back(residual, indices, errors, segments, self.work)
         self.returned = errors
 
     def note(self, corruption: Tensor) -> None:
@@ -142,6 +143,11 @@ class Collective(Part, ABC):
         self, coding: Coding, segments: Segments, world_size: int, dtype: torch.dtype
     ) -> CollectivePlan:
         """Return the protocol among `world_size` ranks for a gradient of `dtype`."""
+
+    def owner_selector(self, selector: Selector) -> Selector | None:
+        """Return what shard owners select by where ranks select by `selector`; None without
+        owners."""
+        return None
 
     def why(self, coding: Coding) -> str:
         """Return why this collective is the one to use, or what it does, for `explain`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from ..segments import Segments
 from ..selectors import Accumulation, Selector, TopK, owner_selector
 from ..shards import Shards
 from ..state import OWNED, RESIDUAL, StateField
+from ..workspace import Workspace
 from .base import Coding, Collective, CollectivePlan, Transfer
 
 PUSH, PULL = 1, 2  # what keeps the checksums of the two directions apart
@@ -60,7 +60,11 @@ class Sharded(Collective):
         self, coding: Coding, segments: Segments, world_size: int, dtype: torch.dtype
     ) -> ShardedPlan:
         shards = Shards(segments, world_size, self.pull_ratio, coding.selector.clustered)
-        return ShardedPlan(coding, shards)
+        return ShardedPlan(coding, shards, self.owner_selector(coding.selector))
+
+    def owner_selector(self, selector: Selector) -> Selector:
+        # if all that arrived goes back, there is nothing to choose
+        return TopK() if self.pull_ratio == 1.0 else owner_selector(selector)
 
     def why(self, coding: Coding) -> str:
         back = "all of it" if self.pull_ratio == 1.0 else "the largest of it"
@@ -70,9 +74,10 @@ class Sharded(Collective):
 class ShardedPlan(CollectivePlan):
     """Entries to their owners, and from every owner the largest sums to all ranks."""
 
-    def __init__(self, coding: Coding, shards: Shards) -> None:
+    def __init__(self, coding: Coding, shards: Shards, owner_selector: Selector) -> None:
         self._coding = coding
         self._shards = shards
+        self._owner_selector = owner_selector
         world_size = shards.world_size
         self.push = of_one_length(
             coding.indices, coding.values, [shards.part(owner) for owner in range(world_size)]
@@ -85,8 +90,6 @@ class ShardedPlan(CollectivePlan):
         self.traffic = sum(
             gather_traffic(nbytes, world_size) for nbytes in self.message_bytes.values()
         )
-        self._dense_sent = cache(self._find_dense_sent)
-        self._dense_places = cache(self._find_dense_places)
 
     def owned(self, rank: int) -> Segments:
         return self._shards.result(rank)
@@ -102,18 +105,23 @@ class ShardedPlan(CollectivePlan):
         """Return this rank's messages to all owners, a row each."""
         with transfer.counters.stage("encode"):
             indices, values = entries
-            shards, count, device = self._shards, indices.numel(), values.device
-            places, sources = kernels.on(device).deal(indices, shards)
+            shards, work = self._shards, transfer.work
+            count, device = indices.numel(), values.device
+            places, sources = kernels.on(device).deal(indices, shards, work)
             selected = torch.cat([values[:count], values.new_zeros(1)])  # and one for free slots
             numbers = selected.index_select(0, sources)
+            dense_sent = work.kept(
+                self,
+                ("dense sent", device),
+                lambda: [self._dense_sent(n, device, work) for n in range(shards.world_size)],
+            )
             rows, errors = [], []
             lost = values.new_zeros(values.numel() - count)
-            for owner, layout in enumerate(self.push):
+            for owner, (layout, dense) in enumerate(zip(self.push, dense_sent, strict=True)):
                 slots = slice(shards.slots[owner], shards.slots[owner + 1])
-                dense = self._dense_sent(owner, device)
                 part = places[slots], torch.cat([numbers[slots], values[count:][dense]])
                 rounding = _rounding_key(transfer, PUSH, transfer.rank, owner)
-                data, _, changed = layout.encode_values(part, rounding)
+                data, _, changed = layout.encode_values(part, rounding, work)
                 key = _message_key(transfer, PUSH, owner, transfer.rank)
                 rows.append(layout.pack(part[0], data, key))
                 if changed is not None:
@@ -153,7 +161,8 @@ class ShardedPlan(CollectivePlan):
 
     def _answer(self, messages: Sequence[Tensor], transfer: Transfer) -> Tensor:
         """Add up what all ranks sent this owner, and return its message to all of them."""
-        rank, counters, state = transfer.rank, transfer.counters, transfer.state
+        rank, counters = transfer.rank, transfer.counters
+        state, work = transfer.state, transfer.work
         part, result = self._shards.part(rank), self._shards.result(rank)
         kernel = kernels.on(transfer.gradient.device)
         with counters.stage("decode"):
@@ -161,12 +170,14 @@ class ShardedPlan(CollectivePlan):
             key = _message_key(transfer, PUSH, rank)
             transfer.note(first_corruption(self.push[rank].inspect(messages, received, key, 0)))
             total = transfer.gradient.new_empty(part.size)
-            kernel.add_up(total, received, transfer.share, part)
+            kernel.add_up(total, received, transfer.share, part, work)
         with counters.stage("select"):
             after = state.after[OWNED]
             accumulation = Accumulation(state.before.get(OWNED), total, after)
             draw = RandomKey(fold(transfer.key.seed, PULL), transfer.key.step, rank)
-            selection = self._owner_selector.select(accumulation, result, draw, state.for_owner)
+            selection = self._owner_selector.select(
+                accumulation, result, draw, state.for_owner, work
+            )
             # what a corrupt message brought is no sign of a bad gradient
             transfer.non_finite = torch.where(
                 transfer.corruption == FINE, selection.non_finite, FINE
@@ -176,71 +187,75 @@ class ShardedPlan(CollectivePlan):
         with counters.stage("encode"):
             layout = self.pull[rank]
             rounding = _rounding_key(transfer, PULL, rank)
-            data, _, errors = layout.encode_values(entries, rounding)
+            data, _, errors = layout.encode_values(entries, rounding, work)
             if errors is not None:
-                kernel.put_back(after, selection.indices, errors, result)
+                kernel.put_back(after, selection.indices, errors, result, work)
             return layout.pack(selection.indices, data, _message_key(transfer, PULL, sender=rank))
-
-    @property
-    def _owner_selector(self) -> Selector:
-        """What an owner selects by; everything that arrived, if that is what it sends back."""
-        return TopK() if self._shards.ratio == 1.0 else owner_selector(self._coding.selector)
 
     def _read_part(self, message: Tensor, sender: int, transfer: Transfer) -> Entries:
         """Return what a rank sent this owner."""
         rank, shards, device = transfer.rank, self._shards, message.device
+        work = transfer.work
 
         def coordinates() -> Tensor:
             key = transfer.random_key(sender)
-            selected = self._coding.selector.coordinates(shards.segments, key, device)
-            places, _ = kernels.on(device).deal(selected, shards)
+            selected = self._coding.selector.coordinates(shards.segments, key, device, work)
+            places, _ = kernels.on(device).deal(selected, shards, work)
             return places[shards.slots[rank] : shards.slots[rank + 1]]
 
         rounding = _rounding_key(transfer, PUSH, sender, rank)
         dtype = transfer.state.after[RESIDUAL].dtype
-        return self.push[rank].decode(message, coordinates, rounding, dtype)
+        return self.push[rank].decode(message, coordinates, rounding, dtype, work)
 
     # -- from all owners -------------------------------------------------------------------------
 
     def _read_results(self, messages: Sequence[Tensor], transfer: Transfer) -> None:
         """Write what all owners answered into the gradient."""
         with transfer.counters.stage("decode"):
-            shards, gradient = self._shards, transfer.gradient
+            shards, gradient, work = self._shards, transfer.gradient, transfer.work
             kernel = kernels.on(gradient.device)
             dtype = transfer.state.after[RESIDUAL].dtype
             selected, found, dense = [], [], []
             for owner, (layout, message) in enumerate(zip(self.pull, messages, strict=True)):
                 rounding = _rounding_key(transfer, PULL, owner)
-                entries = layout.decode(message, _never, rounding, dtype)
+                entries = layout.decode(message, _never, rounding, dtype, work)
                 key = _message_key(transfer, PULL)
                 found.append(layout.inspect([message], [entries], key, owner))
                 places, values = entries
-                selected.append((kernel.collect(places, owner, shards), values[: places.numel()]))
+                indices = kernel.collect(places, owner, shards, work)
+                selected.append((indices, values[: places.numel()]))
                 dense.append(values[places.numel() :])
             transfer.note(first_corruption(torch.cat(found)))
-            kernel.add_up(gradient, selected, 1.0, shards.selected)
-            for owner, values in enumerate(dense):
-                gradient[self._dense_places(owner, gradient.device)] = values
+            kernel.add_up(gradient, selected, 1.0, shards.selected, work)
+            dense_places = work.kept(
+                self,
+                ("dense places", gradient.device),
+                lambda: [
+                    self._dense_places(n, gradient.device, work) for n in range(shards.world_size)
+                ],
+            )
+            for at, values in zip(dense_places, dense, strict=True):
+                gradient[at] = values
 
     # -- what is sent densely --------------------------------------------------------------------
 
-    def _find_dense_sent(self, owner: int, device: torch.device) -> Tensor:
+    def _dense_sent(self, owner: int, device: torch.device, work: Workspace) -> Tensor:
         """Return which of a rank's dense values are the owner's, counted from the first."""
-        places = self._dense_coordinates(self._shards.part(owner), owner)
+        places = self._dense_coordinates(self._shards.part(owner), owner, work)
         runs = torch.tensor(self._shards.segments.dense_runs, dtype=torch.int64).view(-1, 2)
         starts, sizes = runs[:, 0].contiguous(), runs[:, 1] - runs[:, 0]
         run = torch.bucketize(places, starts, right=True) - 1
         return ((sizes.cumsum(0) - sizes)[run] + places - starts[run]).to(device)
 
-    def _find_dense_places(self, owner: int, device: torch.device) -> Tensor:
+    def _dense_places(self, owner: int, device: torch.device, work: Workspace) -> Tensor:
         """Return the coordinates of the values that an owner sends back densely."""
-        return self._dense_coordinates(self._shards.result(owner), owner).to(device)
+        return self._dense_coordinates(self._shards.result(owner), owner, work).to(device)
 
-    def _dense_coordinates(self, shard: Segments, owner: int) -> Tensor:
+    def _dense_coordinates(self, shard: Segments, owner: int, work: Workspace) -> Tensor:
         """Return the coordinates of a shard's dense values in the gradient."""
         runs = [torch.arange(start, stop) for start, stop in shard.dense_runs]
         local = torch.cat(runs) if runs else torch.empty(0, dtype=torch.int64)
-        return kernels.on(local.device).collect(local, owner, self._shards)
+        return kernels.on(local.device).collect(local, owner, self._shards, work)
 
 
 def _message_key(transfer: Transfer, way: int, owner: int = 0, sender: int | None = None) -> int:

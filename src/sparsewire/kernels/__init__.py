@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ..segments import Segments
 from ..shards import Shards
+from ..workspace import Workspace
 
 log = logging.getLogger("sparsewire.kernels")
 
@@ -56,11 +57,17 @@ class Kernels(Protocol):
     A residual is a flat tensor with one spare slot behind its last coordinate, which stays zero.
     The three that withdraw first set after = before + addend (`before` stays as it is; None counts
     as zero), then take entries out of `after` and leave zero behind. Nothing here waits for a
-    device, and no size depends on the data.
+    device, and no size depends on the data. In a rank's workspace kernels keep tables, buffers and
+    guesses from step to step; losing them changes no result.
     """
 
     def top_k(
-        self, before: Tensor | None, addend: Tensor, after: Tensor, segments: Segments
+        self,
+        before: Tensor | None,
+        addend: Tensor,
+        after: Tensor,
+        segments: Segments,
+        work: Workspace,
     ) -> Selection:
         """Withdraw the `count` largest magnitudes of every segment, equal ones from the left."""
 
@@ -72,6 +79,7 @@ class Kernels(Protocol):
         segments: Segments,
         sample: int,
         key: int,
+        work: Workspace,
     ) -> Selection:
         """Withdraw what reaches a threshold found on a strided sample of every segment.
 
@@ -86,24 +94,34 @@ class Kernels(Protocol):
         after: Tensor,
         segments: Segments,
         indices: Tensor,
+        work: Workspace,
     ) -> Selection:
         """Withdraw what lies at `indices`."""
 
-    def random_k(self, segments: Segments, key: int, device: torch.device) -> Tensor:
+    def random_k(
+        self, segments: Segments, key: int, device: torch.device, work: Workspace
+    ) -> Tensor:
         """`count` coordinates of every segment, all subsets equally likely."""
 
-    def block_random_k(self, segments: Segments, key: int, device: torch.device) -> Tensor:
+    def block_random_k(
+        self, segments: Segments, key: int, device: torch.device, work: Workspace
+    ) -> Tensor:
         """One run of `count` coordinates of every segment: uniform start, wrapping around."""
 
     def block_norms(
-        self, before: Tensor | None, addend: Tensor, segments: Segments, block: int
+        self,
+        before: Tensor | None,
+        addend: Tensor,
+        segments: Segments,
+        block: int,
+        work: Workspace,
     ) -> Tensor:
         """The sum of squares of before + addend in every block of every segment, as float32.
 
         Blocks have `block` coordinates and begin where their segment does; the last may be shorter.
         """
 
-    def top_blocks(self, norms: Tensor, segments: Segments, block: int) -> Tensor:
+    def top_blocks(self, norms: Tensor, segments: Segments, block: int, work: Workspace) -> Tensor:
         """The coordinates of the blocks with the largest norms, equal ones from the left: of every
         segment as many as hold its `count`. What is not a number counts as infinite.
 
@@ -117,15 +135,21 @@ class Kernels(Protocol):
         messages: Sequence[tuple[Tensor, Tensor]],
         share: float,
         segments: Segments,
+        work: Workspace,
     ) -> None:
         """flat = the sum of all messages' (indices, values), each times `share`, in rank order."""
 
     def put_back(
-        self, residual: Tensor, indices: Tensor, errors: Tensor, segments: Segments
+        self,
+        residual: Tensor,
+        indices: Tensor,
+        errors: Tensor,
+        segments: Segments,
+        work: Workspace,
     ) -> None:
         """Add rounding errors to the entries of a residual that they came from."""
 
-    def deal(self, indices: Tensor, shards: Shards) -> tuple[Tensor, Tensor]:
+    def deal(self, indices: Tensor, shards: Shards, work: Workspace) -> tuple[Tensor, Tensor]:
         """Deal entries out to their owners: for every slot of every owner's part, the place of an
         entry in the owner's shard, and the number of that entry.
 
@@ -134,7 +158,7 @@ class Kernels(Protocol):
         entry.
         """
 
-    def collect(self, places: Tensor, owner: int, shards: Shards) -> Tensor:
+    def collect(self, places: Tensor, owner: int, shards: Shards, work: Workspace) -> Tensor:
         """The coordinates of places in an owner's shard."""
 
     def narrow(self, wide: Tensor, narrow: Tensor, key: int) -> None:
@@ -214,25 +238,23 @@ def prepare(kind: str) -> None:
 
 def _try_all(kernels: Kernels, device: torch.device) -> None:
     segments = Segments.partition({"a": (96, 64), "b": (64,)}, _Tenth(), dense_below=100)
-    size = segments.size
+    size, work = segments.size, Workspace()
     before, after = (torch.zeros(size + 1, device=device) for _ in range(2))
     for dtype in (torch.float32, torch.bfloat16):
         addend = torch.ones(size, dtype=dtype, device=device)
         for kept in (before, None):
-            kernels.top_k(kept, addend, after, segments)
-            kernels.over_threshold(kept, addend, after, segments, 10, 0)
-    indices = kernels.random_k(segments, 0, device)
-    kernels.chosen(before, addend.float(), after, segments, indices)
-    selection = kernels.chosen(
-        None, addend, after, segments, kernels.block_random_k(segments, 0, device)
-    )
+            kernels.top_k(kept, addend, after, segments, work)
+            kernels.over_threshold(kept, addend, after, segments, 10, 0, work)
+    indices = kernels.random_k(segments, 0, device, work)
+    kernels.chosen(before, addend.float(), after, segments, indices, work)
+    run = kernels.block_random_k(segments, 0, device, work)
+    selection = kernels.chosen(None, addend, after, segments, run, work)
     for kept in (before, None):
-        norms = kernels.block_norms(kept, addend, segments, 8)
-    kernels.top_blocks(norms, segments, 8)
-    kernels.put_back(after, selection.indices, selection.values, segments)
-    kernels.add_up(
-        torch.ones_like(before[:size]), [(selection.indices, selection.values)] * 2, 0.5, segments
-    )
+        norms = kernels.block_norms(kept, addend, segments, 8, work)
+    kernels.top_blocks(norms, segments, 8, work)
+    kernels.put_back(after, selection.indices, selection.values, segments, work)
+    messages = [(selection.indices, selection.values)] * 2
+    kernels.add_up(torch.ones_like(before[:size]), messages, 0.5, segments, work)
     for width in (1, 2, 6):
         kernels.unpack(kernels.pack(indices, width), indices.numel(), width)
     kernels.find_flags(kernels.set_flags(indices, size), indices.numel() + 1)
@@ -240,10 +262,10 @@ def _try_all(kernels: Kernels, device: torch.device) -> None:
     kernels.checksum(indices.view(torch.uint8), 0)
     kernels.is_ascending(indices, size)
     whole = torch.zeros(16, dtype=torch.uint8, device=device)
-    kernels.inspect([whole] * 2, [(selection.indices, selection.values)] * 2, 0, 0, 16, size)
+    kernels.inspect([whole] * 2, messages, 0, 0, 16, size)
     shards = Shards(segments, 2)
-    places, _ = kernels.deal(indices, shards)
-    kernels.collect(places[: shards.slots[1]], 0, shards)
+    places, _ = kernels.deal(indices, shards, work)
+    kernels.collect(places[: shards.slots[1]], 0, shards, work)
     kernels.narrow(after, torch.empty_like(after, dtype=torch.bfloat16), 0)
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..segments import Segments
+from ..segments import Segments, SegmentTable
+from ..workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -25,17 +26,17 @@ class BlockTable:
     is_ragged: bool  # some segment's last block is shorter
 
     @staticmethod
-    def of(segments: Segments, block: int, device: torch.device) -> BlockTable:
-        """The table of a cut gradient, made once."""
-        key = ("blocks", block, device)
-        if key not in segments.scratch:
-            segments.scratch[key] = BlockTable._make(segments, block, device)
-        table: BlockTable = segments.scratch[key]
-        return table
+    def of(segments: Segments, block: int, device: torch.device, work: Workspace) -> BlockTable:
+        """The table of a cut gradient, kept for every later step."""
+        return work.kept(
+            segments,
+            ("blocks", block, device),
+            lambda: BlockTable._make(segments, block, segments.table(device, work)),
+        )
 
     @staticmethod
-    def _make(segments: Segments, block: int, device: torch.device) -> BlockTable:
-        table = segments.table(device)
+    def _make(segments: Segments, block: int, table: SegmentTable) -> BlockTable:
+        device = table.starts.device
         blocks = (table.lengths + block - 1) // block
         owner = torch.repeat_interleave(torch.arange(len(segments.sparse), device=device), blocks)
         number = torch.arange(owner.numel(), device=device) - (blocks.cumsum(0) - blocks)[owner]

@@ -13,6 +13,7 @@ from .. import randomness
 from ..randomness import below, fold, join, mix, name_key, signed, stream
 from ..segments import Segments
 from ..shards import BLOCK, Shards, rotation
+from ..workspace import Workspace
 from . import Selection
 from .bits import ascending_flags, find_flags, pack, packed_bytes, set_flags, unpack
 from .blocks import BlockTable
@@ -42,7 +43,9 @@ __all__ = [
 ]
 
 
-def top_k(before: Tensor | None, addend: Tensor, after: Tensor, segments: Segments) -> Selection:
+def top_k(
+    before: Tensor | None, addend: Tensor, after: Tensor, segments: Segments, work: Workspace
+) -> Selection:
     _deposit(before, addend, after)
     return _take(addend, after, segments, _largest(after, segments))
 
@@ -54,6 +57,7 @@ def over_threshold(
     segments: Segments,
     sample: int,
     key: int,
+    work: Workspace,
 ) -> Selection:
     _deposit(before, addend, after)
     hits = _hits(after, segments, sample, key)
@@ -63,7 +67,12 @@ def over_threshold(
 
 
 def chosen(
-    before: Tensor | None, addend: Tensor, after: Tensor, segments: Segments, indices: Tensor
+    before: Tensor | None,
+    addend: Tensor,
+    after: Tensor,
+    segments: Segments,
+    indices: Tensor,
+    work: Workspace,
 ) -> Selection:
     _deposit(before, addend, after)
     return _take(addend, after, segments, indices)
@@ -169,13 +178,13 @@ def _hits(residual: Tensor, segments: Segments, sample: int, key: int) -> Tensor
     return _joined(found, residual.device)
 
 
-def random_k(segments: Segments, key: int, device: torch.device) -> Tensor:
+def random_k(segments: Segments, key: int, device: torch.device, work: Workspace) -> Tensor:
     """Draw coordinates until `wanted` different ones are marked: those chosen, or those left out.
 
     Draw number j of a segment is a hash of its key and j. As many are drawn as are still missing,
     which can never be too many, until none is.
     """
-    table = segments.table(device)
+    table = segments.table(device, work)
     keys = stream(table.keys, key)
     wanted = torch.minimum(table.counts, table.lengths - table.counts)
     marked = torch.zeros(segments.size, dtype=torch.bool, device=device)
@@ -195,8 +204,8 @@ def random_k(segments: Segments, key: int, device: torch.device) -> Tensor:
     return marked.nonzero().squeeze(1)
 
 
-def block_random_k(segments: Segments, key: int, device: torch.device) -> Tensor:
-    table = segments.table(device)
+def block_random_k(segments: Segments, key: int, device: torch.device, work: Workspace) -> Tensor:
+    table = segments.table(device, work)
     begin = below(stream(table.keys, key), table.lengths)
     wrapped = (begin + table.counts - table.lengths).clamp_(min=0)[table.owner]
     inside = torch.where(
@@ -205,9 +214,11 @@ def block_random_k(segments: Segments, key: int, device: torch.device) -> Tensor
     return table.starts[table.owner] + inside
 
 
-def block_norms(before: Tensor | None, addend: Tensor, segments: Segments, block: int) -> Tensor:
+def block_norms(
+    before: Tensor | None, addend: Tensor, segments: Segments, block: int, work: Workspace
+) -> Tensor:
     """Added up in halves, which fixes the bits: the first half of a block to the second, and on."""
-    table = BlockTable.of(segments, block, addend.device)
+    table = BlockTable.of(segments, block, addend.device, work)
     dtype = torch.promote_types(addend.dtype, torch.float32) if before is None else before.dtype
     total = torch.zeros(segments.size + 1, dtype=dtype, device=addend.device)
     _deposit(before, addend, total)
@@ -222,8 +233,8 @@ def block_norms(before: Tensor | None, addend: Tensor, segments: Segments, block
     return rows.view(-1).float()
 
 
-def top_blocks(norms: Tensor, segments: Segments, block: int) -> Tensor:
-    table, size = BlockTable.of(segments, block, norms.device), segments.size
+def top_blocks(norms: Tensor, segments: Segments, block: int, work: Workspace) -> Tensor:
+    table, size = BlockTable.of(segments, block, norms.device, work), segments.size
     # bits of numbers from zero to infinity are ordered as the numbers are
     bits = norms.nan_to_num(math.inf, math.inf).view(torch.int32).clamp_(min=0)
     order = ((table.segments << 32) - bits).sort(stable=True).indices
@@ -245,14 +256,20 @@ def _joined(parts: list[Tensor], device: torch.device) -> Tensor:
 
 
 def add_up(
-    flat: Tensor, messages: Sequence[tuple[Tensor, Tensor]], share: float, segments: Segments
+    flat: Tensor,
+    messages: Sequence[tuple[Tensor, Tensor]],
+    share: float,
+    segments: Segments,
+    work: Workspace,
 ) -> None:
     flat.zero_()
     for indices, values in messages:
         _add(flat, indices, values * share, segments)
 
 
-def put_back(residual: Tensor, indices: Tensor, errors: Tensor, segments: Segments) -> None:
+def put_back(
+    residual: Tensor, indices: Tensor, errors: Tensor, segments: Segments, work: Workspace
+) -> None:
     _add(residual[: segments.size], indices, errors, segments)
 
 
@@ -268,8 +285,9 @@ def _add(flat: Tensor, indices: Tensor, values: Tensor, segments: Segments) -> N
         at += stop - start
 
 
-def deal(indices: Tensor, shards: Shards) -> tuple[Tensor, Tensor]:
-    table, world_size, count = shards.table(indices.device), shards.world_size, indices.numel()
+def deal(indices: Tensor, shards: Shards, work: Workspace) -> tuple[Tensor, Tensor]:
+    table = shards.table(indices.device, work)
+    world_size, count = shards.world_size, indices.numel()
     segments, slots = table.segments.numel(), table.fillers.numel()
     param = torch.bucketize(indices, table.starts, right=True) - 1
     block = (indices - table.starts[param]) // BLOCK
@@ -297,8 +315,8 @@ def deal(indices: Tensor, shards: Shards) -> tuple[Tensor, Tensor]:
     return places[:slots], sources[:slots]
 
 
-def collect(places: Tensor, owner: int, shards: Shards) -> Tensor:
-    table, world_size = shards.table(places.device), shards.world_size
+def collect(places: Tensor, owner: int, shards: Shards, work: Workspace) -> Tensor:
+    table, world_size = shards.table(places.device, work), shards.world_size
     if not shards.segments.params:
         return torch.zeros_like(places)
     param = torch.bucketize(places, table.local[owner], right=True) - 1
@@ -329,7 +347,7 @@ def write_ascending(
     pack: Callable[[Tensor, int], Tensor] = pack,
     set_flags: Callable[[Tensor, int], Tensor] = set_flags,
 ) -> Tensor:
-    high = (indices >> width).add_(_numbers(segments, indices.device))
+    high = (indices >> width).add_(torch.arange(segments.capacity, device=indices.device))
     flags = set_flags(high, ascending_flags(segments.capacity, segments.size, width))
     return torch.cat([pack(indices, width), flags])
 
@@ -343,21 +361,12 @@ def read_ascending(
 ) -> Tensor:
     split = packed_bytes(segments.capacity, width)
     flags = find_flags(data[split:], segments.capacity + 1)
-    high = flags[:-1] - _numbers(segments, data.device)
+    high = flags[:-1] - torch.arange(segments.capacity, device=data.device)
     low = unpack(data[:split], segments.capacity, width)
     indices = high.bitwise_left_shift_(width).add_(low)
     is_all = flags[-1] == 8 * (data.numel() - split)
     indices[-1] = torch.where(is_all, indices[-1], segments.size + 1)
     return indices
-
-
-def _numbers(segments: Segments, device: torch.device) -> Tensor:
-    """0, 1, 2 … for every slot, kept for every later step."""
-    key = ("numbers", device)
-    if key not in segments.scratch:
-        segments.scratch[key] = torch.arange(segments.capacity, device=device)
-    numbers: Tensor = segments.scratch[key]
-    return numbers
 
 
 def checksum(data: Tensor, key: int) -> Tensor:

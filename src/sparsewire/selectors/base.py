@@ -20,6 +20,7 @@ from ..randomness import RandomKey
 from ..requests import Routine
 from ..segments import Segments
 from ..state import StateField, StepState
+from ..workspace import Workspace
 from .negotiation import Negotiation, NegotiationPlan
 
 NO_STATE = StepState({}, {})
@@ -70,7 +71,8 @@ class Selector(Part, ABC):
     `proposers`: which ranks propose coordinates before a negotiated selection: all of them, or a
     leader, which changes at every step.
     `clustered`: coordinates lie side by side.
-    `fields`: what the selector keeps from step to step; `select` finds it in `state`.
+    `fields`: what the selector keeps from step to step; `select` finds it in `state`. What is kept
+    only for speed, such as tables, lies in the rank's workspace `work`.
     """
 
     coordination: Coordination
@@ -96,13 +98,17 @@ class Selector(Part, ABC):
         accumulation: Accumulation,
         segments: Segments,
         key: RandomKey,
-        state: StepState = NO_STATE,
+        state: StepState,
+        work: Workspace,
     ) -> Selection:
         """Add up the accumulation and take what is sent out of `after`, as a rank alone does."""
-        indices = self.coordinates(segments, key, accumulation.after.device)
-        return kernels.on(accumulation.after.device).chosen(*accumulation, segments, indices)
+        device = accumulation.after.device
+        indices = self.coordinates(segments, key, device, work)
+        return kernels.on(device).chosen(*accumulation, segments, indices, work)
 
-    def coordinates(self, segments: Segments, key: RandomKey, device: torch.device) -> Tensor:
+    def coordinates(
+        self, segments: Segments, key: RandomKey, device: torch.device, work: Workspace
+    ) -> Tensor:
         """Return the indices that rank `key.rank` sends; seeded selectors only."""
         raise NotImplementedError(f"the coordinates of {self!r} depend on the gradient")
 

@@ -15,7 +15,8 @@ from ..notation import check_flag
 from ..randomness import RandomKey
 from ..segments import SEEN, Segments
 from ..state import StepState
-from .base import NO_STATE, Accumulation, Coordination, Selector, Sized
+from ..workspace import Workspace
+from .base import Accumulation, Coordination, Selector, Sized
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,9 +43,10 @@ class TopK(Sized):
         accumulation: Accumulation,
         segments: Segments,
         key: RandomKey,
-        state: StepState = NO_STATE,
+        state: StepState,
+        work: Workspace,
     ) -> Selection:
-        return kernels.on(accumulation.after.device).top_k(*accumulation, segments)
+        return kernels.on(accumulation.after.device).top_k(*accumulation, segments, work)
 
     def contraction(self, length: int) -> float:
         return self.entries(length) / length
@@ -83,10 +85,11 @@ class Threshold(Sized):
         accumulation: Accumulation,
         segments: Segments,
         key: RandomKey,
-        state: StepState = NO_STATE,
+        state: StepState,
+        work: Workspace,
     ) -> Selection:
         return kernels.on(accumulation.after.device).over_threshold(
-            *accumulation, segments, self.sample, key.key(shared=False)
+            *accumulation, segments, self.sample, key.key(shared=False), work
         )
 
     def contraction(self, length: int) -> float:
@@ -129,8 +132,10 @@ class RandomK(_Random):
 
     shared: bool = True
 
-    def coordinates(self, segments: Segments, key: RandomKey, device: torch.device) -> Tensor:
-        return kernels.on(device).random_k(segments, key.key(self.shared), device)
+    def coordinates(
+        self, segments: Segments, key: RandomKey, device: torch.device, work: Workspace
+    ) -> Tensor:
+        return kernels.on(device).random_k(segments, key.key(self.shared), device, work)
 
 
 @dataclass(frozen=True, repr=False)
@@ -147,8 +152,10 @@ class BlockRandomK(_Random):
     shared: bool = False
     clustered = True
 
-    def coordinates(self, segments: Segments, key: RandomKey, device: torch.device) -> Tensor:
-        return kernels.on(device).block_random_k(segments, key.key(self.shared), device)
+    def coordinates(
+        self, segments: Segments, key: RandomKey, device: torch.device, work: Workspace
+    ) -> Tensor:
+        return kernels.on(device).block_random_k(segments, key.key(self.shared), device, work)
 
 
 @dataclass(frozen=True, repr=False)
@@ -167,7 +174,9 @@ class Dense(Selector):
     def capacity(self, length: int) -> int:
         return length
 
-    def coordinates(self, segments: Segments, key: RandomKey, device: torch.device) -> Tensor:
+    def coordinates(
+        self, segments: Segments, key: RandomKey, device: torch.device, work: Workspace
+    ) -> Tensor:
         return torch.empty(0, dtype=torch.int64, device=device)  # a dense segment is sent densely
 
     def contraction(self, length: int) -> float:

@@ -22,7 +22,8 @@ from ..randomness import RandomKey
 from ..requests import Routine
 from ..segments import Segments
 from ..state import StepState
-from .base import NO_STATE, Accumulation, Coordination, Sized
+from ..workspace import Workspace
+from .base import Accumulation, Coordination, Sized
 from .negotiation import Negotiation, NegotiationPlan
 
 
@@ -91,13 +92,15 @@ class TopBlock(Sized):
         accumulation: Accumulation,
         segments: Segments,
         key: RandomKey,
-        state: StepState = NO_STATE,
+        state: StepState,
+        work: Workspace,
     ) -> Selection:
         device = accumulation.after.device
         if not segments.sparse:
             nothing = torch.empty(0, dtype=torch.int64, device=device)
-            return kernels.on(device).chosen(*accumulation, segments, nothing)
-        return self._take(self._norms(accumulation, segments), accumulation, segments)
+            return kernels.on(device).chosen(*accumulation, segments, nothing, work)
+        norms = self._norms(accumulation, segments, work)
+        return self._take(norms, accumulation, segments, work)
 
     def negotiate(
         self,
@@ -107,18 +110,21 @@ class TopBlock(Sized):
         state: StepState,
         negotiation: Negotiation,
     ) -> Routine[Selection]:
-        norms = yield from negotiation.add_up(self._norms(accumulation, segments))
-        return self._take(norms, accumulation, segments)
+        work = negotiation.work
+        norms = yield from negotiation.add_up(self._norms(accumulation, segments, work))
+        return self._take(norms, accumulation, segments, work)
 
-    def _norms(self, accumulation: Accumulation, segments: Segments) -> Tensor:
+    def _norms(self, accumulation: Accumulation, segments: Segments, work: Workspace) -> Tensor:
         before, addend, after = accumulation
-        return kernels.on(after.device).block_norms(before, addend, segments, self.block)
+        return kernels.on(after.device).block_norms(before, addend, segments, self.block, work)
 
-    def _take(self, norms: Tensor, accumulation: Accumulation, segments: Segments) -> Selection:
+    def _take(
+        self, norms: Tensor, accumulation: Accumulation, segments: Segments, work: Workspace
+    ) -> Selection:
         device = norms.device
-        indices = kernels.on(device).top_blocks(norms, segments, self.block)
-        selection = kernels.on(device).chosen(*accumulation, segments, indices)
-        if not BlockTable.of(segments, self.block, device).is_ragged:
+        indices = kernels.on(device).top_blocks(norms, segments, self.block, work)
+        selection = kernels.on(device).chosen(*accumulation, segments, indices, work)
+        if not BlockTable.of(segments, self.block, device, work).is_ragged:
             return selection
         return replace(selection, count=(indices < segments.size).sum())
 
@@ -140,9 +146,10 @@ class _Named(Sized):
         accumulation: Accumulation,
         segments: Segments,
         key: RandomKey,
-        state: StepState = NO_STATE,
+        state: StepState,
+        work: Workspace,
     ) -> Selection:
-        return kernels.on(accumulation.after.device).top_k(*accumulation, segments)
+        return kernels.on(accumulation.after.device).top_k(*accumulation, segments, work)
 
     def names(self, count: int, world_size: int) -> int:
         """Return how many coordinates each of `world_size` ranks may propose of `count`."""
@@ -187,12 +194,13 @@ class LeaderTopK(_Named):
         state: StepState,
         negotiation: Negotiation,
     ) -> Routine[Selection]:
+        work = negotiation.work
         if negotiation.turn == 0:
-            selection = self.select(accumulation, segments, key)
+            selection = self.select(accumulation, segments, key, state, work)
             yield from negotiation.propose(selection.indices)
             return selection
         indices = yield from negotiation.receive()
-        return kernels.on(indices.device).chosen(*accumulation, segments, indices)
+        return kernels.on(indices.device).chosen(*accumulation, segments, indices, work)
 
 
 @dataclass(frozen=True, repr=False)
@@ -225,17 +233,17 @@ class UnionTopK(_Named):
         state: StepState,
         negotiation: Negotiation,
     ) -> Routine[Selection]:
-        kernel = kernels.on(accumulation.after.device)
-        own = kernel.top_k(*accumulation, negotiation.segments)
+        kernel, work = kernels.on(accumulation.after.device), negotiation.work
+        own = kernel.top_k(*accumulation, negotiation.segments, work)
         named = yield from negotiation.unite(self._in_turn(own, segments, negotiation), segments)
-        selection = kernel.chosen(*accumulation, segments, named)
+        selection = kernel.chosen(*accumulation, segments, named, work)
         return replace(selection, count=(named < segments.size).sum())
 
     @staticmethod
     def _in_turn(own: Selection, segments: Segments, negotiation: Negotiation) -> Tensor:
         """The indices, without the smallest of each segment that enough others name one more of."""
-        indices, device = own.indices, own.indices.device
-        said, sent = (each.table(device) for each in (negotiation.segments, segments))
+        indices, device, work = own.indices, own.indices.device, negotiation.work
+        said, sent = (each.table(device, work) for each in (negotiation.segments, segments))
         world_size, turn = negotiation.world_size, negotiation.turn
         is_enough = said.counts * world_size - sent.counts >= world_size - turn
         sizes = own.values[: indices.numel()].abs()

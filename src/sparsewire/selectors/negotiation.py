@@ -98,7 +98,7 @@ class Negotiation:
         """Return the coordinates that the leader proposes; harmless ones if they are corrupt."""
         message: Tensor = yield broadcast(self._layout.blank(self.device), self.leader)
         (indices,), (is_fine,) = self._read([message], self.leader)
-        table = self.segments.table(self.device)
+        table = self.segments.table(self.device, self.work)
         return torch.where(is_fine, indices, table.starts[table.owner] + table.place)
 
     def unite(self, indices: Tensor, segments: Segments) -> Routine[Tensor]:

@@ -127,7 +127,7 @@ def _count_bytes(name: str) -> tuple[list[int], list[dict[str, tuple[int, ...]]]
     return counts[3:], buckets
 
 
-@pytest.mark.xdist_group("ranks")  # where two ranks are kept running
+@pytest.mark.xdist_group("ranks 0")  # where two ranks are kept running
 @pytest.mark.parametrize(
     "name",
     [

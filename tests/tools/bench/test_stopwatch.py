@@ -96,7 +96,7 @@ def _take(names: list[str]) -> list[dict[str, Any]]:
     return told
 
 
-@pytest.mark.xdist_group("ranks")  # where two ranks are kept running
+@pytest.mark.xdist_group("ranks 1")  # where two ranks are kept running
 def test_contenders_follow_each_other_on_one_model(two: Cluster) -> None:
     names = [DENSE, COMPUTE, "TopK(0.1)", "PowerSGD rank 1", COMPUTE]
     for told in two.run(_take, names):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ...segments import Segments
+from ...workspace import Workspace
 from .. import reference
 from ..blocks import BlockTable
 from .extract import is_addable, sources_of
@@ -14,27 +15,29 @@ from .jit import CPU, Array, array, is_flat, jit, parts_for, share_out
 from .numbers import INFINITE, PLAIN, kth_magnitude, reaching, widen
 
 
-def block_norms(before: Tensor | None, addend: Tensor, segments: Segments, block: int) -> Tensor:
+def block_norms(
+    before: Tensor | None, addend: Tensor, segments: Segments, block: int, work: Workspace
+) -> Tensor:
     if not is_addable(before, addend, segments):
-        return reference.block_norms(before, addend, segments, block)
-    table = BlockTable.of(segments, block, CPU)
+        return reference.block_norms(before, addend, segments, block, work)
+    table = BlockTable.of(segments, block, CPU, work)
     starts, stops = array(table.starts), array(table.stops)
     norms = np.empty(len(starts), np.float32)
     sources, parts = sources_of(before, addend), parts_for(segments.size)
 
-    def work(part: int) -> None:
+    def add_part(part: int) -> None:
         here = slice(len(starts) * part // parts, len(starts) * (part + 1) // parts)
         capacity = np.empty((2, 1 << (block - 1).bit_length()), np.float32)
         _add_squares(*sources, starts[here], stops[here], capacity[0], capacity[1], norms[here])
 
-    share_out(parts, work)
+    share_out(parts, add_part)
     return torch.from_numpy(norms)
 
 
-def top_blocks(norms: Tensor, segments: Segments, block: int) -> Tensor:
+def top_blocks(norms: Tensor, segments: Segments, block: int, work: Workspace) -> Tensor:
     if not is_flat(norms, torch.float32):
-        return reference.top_blocks(norms, segments, block)
-    rows = array(BlockTable.of(segments, block, CPU).rows)
+        return reference.top_blocks(norms, segments, block, work)
+    rows = array(BlockTable.of(segments, block, CPU, work).rows)
     indices = np.empty(block * int(rows[:, 2].sum()), np.int64)
     bits = np.empty(norms.numel(), np.uint32)
     _choose(array(norms), rows, block, bits, indices, segments.size)

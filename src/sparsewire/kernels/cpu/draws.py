@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ...randomness import signed
-from ...segments import Segments
+from ...segments import Segments, SegmentTable
+from ...workspace import Workspace
 from .jit import CPU, Array, array, jit, mix
 from .stripes import bits_set, lowest_bit
 
@@ -18,27 +19,24 @@ BATCH = 256
 _EXACT = 1 << 12  # bounds from here on leave a quotient that float64 holds
 
 
-def random_k(segments: Segments, key: int, device: torch.device) -> Tensor:
-    table = segments.table(CPU)
+def random_k(segments: Segments, key: int, device: torch.device, work: Workspace) -> Tensor:
+    table = segments.table(CPU, work)
     longest = max((segment.length for segment in segments.sparse), default=0)
-    marks = segments.scratch.get("marks")
-    if marks is None:
-        marks = segments.scratch["marks"] = np.empty(longest // 64 + 1, np.uint64)
+    marks = work.kept(segments, "marks", lambda: np.empty(longest // 64 + 1, np.uint64))
     count = table.owner.numel()
     indices = torch.empty(count + 2, dtype=torch.int64)  # two that are written in vain
-    _random_k(*_columns(segments), signed(key), marks, array(indices))
+    _random_k(*_columns(table), signed(key), marks, array(indices))
     return indices[:count].to(device)
 
 
-def block_random_k(segments: Segments, key: int, device: torch.device) -> Tensor:
-    table = segments.table(CPU)
+def block_random_k(segments: Segments, key: int, device: torch.device, work: Workspace) -> Tensor:
+    table = segments.table(CPU, work)
     indices = torch.empty(table.owner.numel(), dtype=torch.int64)
-    _block_random_k(*_columns(segments), signed(key), array(indices))
+    _block_random_k(*_columns(table), signed(key), array(indices))
     return indices.to(device)
 
 
-def _columns(segments: Segments) -> tuple[Array, Array, Array, Array]:
-    table = segments.table(CPU)
+def _columns(table: SegmentTable) -> tuple[Array, Array, Array, Array]:
     return array(table.keys), array(table.starts), array(table.lengths), array(table.counts)
 
 

@@ -1,4 +1,4 @@
-"""Withdrawals: what `walk` needs, made once for every cut gradient and kept in its scratch."""
+"""Withdrawals: what `walk` needs, made once for every cut gradient and kept in a workspace."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...randomness import signed
-from ...segments import Segments
+from ...randomness import name_key, signed
+from ...segments import Segments, TileTable
+from ...workspace import Workspace
 from .. import Selection, reference
 from . import floors, numbers, walk
 from .coding import rises
@@ -30,19 +31,18 @@ _NO_BITS = np.empty(0, np.uint32)
 _NO_PLACES = np.empty(0, np.int64)
 
 
-def top_k(before: Tensor | None, addend: Tensor, after: Tensor, segments: Segments) -> Selection:
+def top_k(
+    before: Tensor | None, addend: Tensor, after: Tensor, segments: Segments, work: Workspace
+) -> Selection:
     if not _is_walkable(before, addend, after, segments):
-        return reference.top_k(before, addend, after, segments)
-    plan = _plan(segments, floors.COUNT)
+        return reference.top_k(before, addend, after, segments, work)
+    plan = plan_of(segments, floors.COUNT, work)
     sources = sources_of(before, addend)
     buffer = plan.parts[0].sample(floors.SAMPLE + 1)
     floors.guess_floors(
         *sources, plan.segments, plan.kth, plan.trends, plan.falls, buffer, plan.floors
     )
-    selection = _withdraw(sources, after, segments, plan, is_exact=True)
-    tally = {"hits": int(plan.tally[0]), "misses": int(plan.tally[1])}
-    segments.scratch["predictor"] = tally
-    return selection
+    return _withdraw(sources, after, segments, plan, is_exact=True)
 
 
 def over_threshold(
@@ -52,12 +52,15 @@ def over_threshold(
     segments: Segments,
     sample: int,
     key: int,
+    work: Workspace,
 ) -> Selection:
     if not _is_walkable(before, addend, after, segments):
-        return reference.over_threshold(before, addend, after, segments, sample, key)
-    plan = _plan(segments, floors.ROOM)
+        return reference.over_threshold(before, addend, after, segments, sample, key, work)
+    plan = plan_of(segments, floors.ROOM, work)
     sources = sources_of(before, addend)
-    plan.strides = np.array(segments.strides(sample), np.int64)
+    plan.strides = work.kept(
+        segments, ("strides", sample), lambda: np.array(segments.strides(sample), np.int64)
+    )
     plan.key = signed(key)
     selection = _withdraw(sources, after, segments, plan, is_exact=False)
     selection.indices[selection.count :] = segments.size
@@ -66,37 +69,42 @@ def over_threshold(
 
 
 def chosen(
-    before: Tensor | None, addend: Tensor, after: Tensor, segments: Segments, indices: Tensor
+    before: Tensor | None,
+    addend: Tensor,
+    after: Tensor,
+    segments: Segments,
+    indices: Tensor,
+    work: Workspace,
 ) -> Selection:
     if (
         not _is_walkable(before, addend, after, segments)
         or not is_flat(indices, torch.int64)
         or not rises(array(indices), segments.size)
     ):
-        return reference.chosen(before, addend, after, segments, indices)
-    plan = _plan(segments, floors.COUNT)
+        return reference.chosen(before, addend, after, segments, indices, work)
+    plan = plan_of(segments, floors.COUNT, work)
     places, count = array(indices), indices.numel()
     # not torch's: numpy asks for huge pages, and a dense gradient has too many of the small ones
     goal = np.empty(count + segments.dense_size, np.float32)
     target, sources = array(after), sources_of(before, addend)
     cuts = [*np.searchsorted(places, plan.edges[:-1]).tolist(), count]
 
-    def work(number: int) -> None:
+    def walk_part(number: int) -> None:
         part = plan.parts[number]
         here = slice(cuts[number], cuts[number + 1])
         goal[here] = 0  # what is nowhere stays so
         part.walk(sources, target, goal[count:], plan, _NO_BITS, places[here], goal[here])
 
-    share_out(len(plan.parts), work)
+    share_out(len(plan.parts), walk_part)
     values = torch.from_numpy(goal)
-    return Selection(indices, values, plan.span_squares(), plan.non_finite(), indices.numel())
+    return Selection(indices, values, plan.param_squares(), plan.non_finite(), indices.numel())
 
 
 def _withdraw(
     sources: Sources,
     after: Tensor,
     segments: Segments,
-    plan: _Plan,
+    plan: Plan,
     is_exact: bool,
 ) -> Selection:
     """Withdraw what reaches the floors of the plan, and say how many were found."""
@@ -105,13 +113,13 @@ def _withdraw(
     values = torch.empty(count + segments.dense_size)
     goal, target = array(values), array(after)
 
-    def work(number: int) -> None:
+    def walk_part(number: int) -> None:
         part = plan.parts[number]
         part.found[:] = 0
         part.hits[:] = 0
         part.walk(sources, target, goal[count:], plan, plan.floors, _NO_PLACES, _NO_FLOATS)
 
-    share_out(len(plan.parts), work)
+    share_out(len(plan.parts), walk_part)
     raw, places, found = plan.join()
     part = plan.parts[0]
     total = walk.settle(
@@ -131,7 +139,7 @@ def _withdraw(
         part.space,
         part.marks,
     )
-    return Selection(indices, values, plan.span_squares(), plan.non_finite(), int(total))
+    return Selection(indices, values, plan.param_squares(), plan.non_finite(), int(total))
 
 
 def _is_walkable(before: Tensor | None, addend: Tensor, after: Tensor, segments: Segments) -> bool:
@@ -188,7 +196,7 @@ class _Part:
         sources: Sources,
         after: Array,
         dense: Array,
-        plan: _Plan,
+        plan: Plan,
         reached: Array,
         chosen: Array,
         values: Array,
@@ -221,11 +229,11 @@ class _Part:
         )
 
 
-class _Plan:
-    """Tables and buffers for one way to withdraw from one cut gradient."""
+class Plan:
+    """Tables, buffers and guesses for one way to withdraw from one cut gradient."""
 
     def __init__(self, segments: Segments, limit: int, parts: int) -> None:
-        table = segments.tiles(CPU, walk.TILE)
+        table = TileTable.of(segments, CPU, walk.TILE)
         columns = (table.starts, table.stops, table.params, table.segments, table.dense)
         self.tiles = np.stack([array(column) for column in columns], axis=1)
         self.squares = np.zeros(len(self.tiles))
@@ -238,8 +246,8 @@ class _Plan:
         self.kth = np.full(len(rows), numbers.INFINITE)
         self.trends = np.ones(len(rows))
         self.falls = np.full(len(rows), 0.025)
-        self.tally = np.zeros(2, np.int64)
-        self.names = array(segments.table(CPU).keys)
+        self.tally = np.zeros(2, np.int64)  # floors that were low enough, and that were not
+        self.names = np.array([name_key(p.name) for p in segments.sparse], np.int64)
         self.strides = _NO_PLACES  # of thresholds' samples
         self.key = 0
 
@@ -280,7 +288,7 @@ class _Plan:
             at += count
         return self._raw, self._places, np.sum([part.found for part in self.parts], axis=0)
 
-    def span_squares(self) -> Tensor:
+    def param_squares(self) -> Tensor:
         params = self.tiles[:, walk.SPAN]
         return torch.from_numpy(np.bincount(params, self.squares, self.params))
 
@@ -288,10 +296,7 @@ class _Plan:
         return torch.tensor(next((p.non_finite for p in self.parts if p.non_finite >= 0), -1))
 
 
-def _plan(segments: Segments, limit: int) -> _Plan:
+def plan_of(segments: Segments, limit: int, work: Workspace) -> Plan:
+    """The plan of a cut gradient, made once."""
     parts = parts_for(segments.size)
-    key = ("cpu", limit, parts)
-    if key not in segments.scratch:
-        segments.scratch[key] = _Plan(segments, limit, parts)
-    plan: _Plan = segments.scratch[key]
-    return plan
+    return work.kept(segments, ("cpu", limit, parts), lambda: Plan(segments, limit, parts))

@@ -6,16 +6,17 @@ import torch
 from torch import Tensor
 
 from ...shards import BLOCK, Shards
+from ...workspace import Workspace
 from .. import reference
 from .jit import Array, array, is_flat, jit
 
 _BITS = BLOCK.bit_length() - 1  # of a place on a card
 
 
-def deal(indices: Tensor, shards: Shards) -> tuple[Tensor, Tensor]:
+def deal(indices: Tensor, shards: Shards, work: Workspace) -> tuple[Tensor, Tensor]:
     if not is_flat(indices, torch.int64):
-        return reference.deal(indices, shards)
-    table = shards.table(indices.device)
+        return reference.deal(indices, shards, work)
+    table = shards.table(indices.device, work)
     places = table.fillers.clone()
     sources = torch.full_like(places, indices.numel())
     _deal(
@@ -33,10 +34,10 @@ def deal(indices: Tensor, shards: Shards) -> tuple[Tensor, Tensor]:
     return places, sources
 
 
-def collect(places: Tensor, owner: int, shards: Shards) -> Tensor:
+def collect(places: Tensor, owner: int, shards: Shards, work: Workspace) -> Tensor:
     if not is_flat(places, torch.int64):
-        return reference.collect(places, owner, shards)
-    table = shards.table(places.device)
+        return reference.collect(places, owner, shards, work)
+    table = shards.table(places.device, work)
     indices = torch.empty_like(places)
     _collect(
         array(places),

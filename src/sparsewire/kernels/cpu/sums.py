@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...segments import Segments
+from ...workspace import Workspace
 from .. import reference
 from .jit import Array, array, is_flat, jit, parts_for, share_out
 from .stripes import (
@@ -25,7 +26,11 @@ _LARGE = 1 << 21  # coordinates of a result that the cache cannot hold until it 
 
 
 def add_up(
-    flat: Tensor, messages: Sequence[tuple[Tensor, Tensor]], share: float, segments: Segments
+    flat: Tensor,
+    messages: Sequence[tuple[Tensor, Tensor]],
+    share: float,
+    segments: Segments,
+    work: Workspace,
 ) -> None:
     if not is_flat(flat, torch.float32) or not all(
         is_flat(indices, torch.int64)
@@ -33,23 +38,25 @@ def add_up(
         and values.numel() >= indices.numel() + segments.dense_size
         for indices, values in messages
     ):
-        reference.add_up(flat, messages, share, segments)
+        reference.add_up(flat, messages, share, segments, work)
         return
     table = np.array(
         [(i.numel(), i.data_ptr(), v.data_ptr()) for i, v in messages], np.int64
     ).reshape(-1, 3)
-    runs = _runs(segments)
+    runs = _runs(segments, work)
     size, parts = flat.numel(), parts_for(flat.numel())
     target, factor = array(flat), np.float32(share)
 
-    def work(part: int) -> None:
+    def add_part(part: int) -> None:
         begin, end = size * part // parts, size * (part + 1) // parts
         _add_up(target, begin, end, table, factor, runs, size >= _LARGE)
 
-    share_out(parts, work)
+    share_out(parts, add_part)
 
 
-def put_back(residual: Tensor, indices: Tensor, errors: Tensor, segments: Segments) -> None:
+def put_back(
+    residual: Tensor, indices: Tensor, errors: Tensor, segments: Segments, work: Workspace
+) -> None:
     if not (
         is_flat(residual, torch.float32)
         and is_flat(indices, torch.int64)
@@ -57,22 +64,23 @@ def put_back(residual: Tensor, indices: Tensor, errors: Tensor, segments: Segmen
         and errors.numel() >= indices.numel() + segments.dense_size
         and residual.numel() >= segments.size
     ):
-        reference.put_back(residual, indices, errors, segments)
+        reference.put_back(residual, indices, errors, segments, work)
         return
     target = array(residual[: segments.size])
-    _put_back(target, array(indices), array(errors), _runs(segments))
+    _put_back(target, array(indices), array(errors), _runs(segments, work))
 
 
-def _runs(segments: Segments) -> Array:
+def _runs(segments: Segments, work: Workspace) -> Array:
     """The whole runs as rows of start, stop and the place of the first value."""
-    runs = segments.scratch.get("runs")
-    if runs is None:
+
+    def make() -> Array:
         rows, at = [], 0
         for start, stop in segments.dense_runs:
             rows.append((start, stop, at))
             at += stop - start
-        runs = segments.scratch["runs"] = np.array(rows, np.int64).reshape(-1, 3)
-    return runs
+        return np.array(rows, np.int64).reshape(-1, 3)
+
+    return work.kept(segments, "runs", make)
 
 
 @jit

@@ -14,7 +14,7 @@ LISTED_COUNT = tl.constexpr(1)  # how many that are
 SPILLED = tl.constexpr(2)  # whether there was no room for them
 
 
-@triton.jit(do_not_specialize=["entries", "capacity", "limit"])
+@triton.jit(do_not_specialize=["entries", "list_capacity", "limit"])
 def accumulate(
     before,
     addend,
@@ -155,20 +155,20 @@ def deposit_tile(
 
 
 @triton.jit
-def inspect(number, params, squares, non_finite, span_squares, span_unsound, param_count):
+def inspect(number, param_tiles, squares, non_finite, param_squares, param_non_finite, param_count):
     """The sum over the tiles of one parameter; the program behind the last parameter finds the
     first bad."""
     LANES: tl.constexpr = 2048
     lanes = tl.arange(0, LANES)
     if number < param_count:
-        first = tl.load(params + number)
-        last = tl.load(params + number + 1)
+        first = tl.load(param_tiles + number)
+        last = tl.load(param_tiles + number + 1)
         found = tl.zeros([LANES], tl.float64)
         for at in range(first, last, LANES):
             found += tl.load(squares + at + lanes, mask=at + lanes < last, other=0).to(tl.float64)
-        tl.store(span_squares + number, tl.sum(found))
+        tl.store(param_squares + number, tl.sum(found))
     else:
-        tiles = tl.load(params + param_count)
+        tiles = tl.load(param_tiles + param_count)
         worst = tl.full([LANES], 0x7FFFFFFF, tl.int32)
         for tile in range(0, tiles, LANES):
             is_bad = tl.load(non_finite + tile + lanes, mask=tile + lanes < tiles, other=0) != 0
@@ -177,12 +177,12 @@ def inspect(number, params, squares, non_finite, span_squares, span_unsound, par
         before = tl.zeros([LANES], tl.int32)  # parameters that begin no later than the tile
         for param in range(0, param_count, LANES):
             live = param + lanes < param_count
-            begins = tl.load(params + param + lanes, mask=live, other=0)
+            begins = tl.load(param_tiles + param + lanes, mask=live, other=0)
             before += (live & (begins <= bad)).to(tl.int32)
-        tl.store(span_unsound, tl.where(bad < tiles, tl.sum(before) - 1, -1))
+        tl.store(param_non_finite, tl.where(bad < tiles, tl.sum(before) - 1, -1))
 
 
-@triton.jit(do_not_specialize=["count", "size", "blocks", "span_count"])
+@triton.jit(do_not_specialize=["count", "size", "blocks", "param_count"])
 def gather(
     after,
     indices,
@@ -190,11 +190,11 @@ def gather(
     count,
     size,
     blocks,
-    params,
+    param_tiles,
     squares,
     non_finite,
-    span_squares,
-    span_unsound,
+    param_squares,
+    param_non_finite,
     param_count,
     BLOCK: tl.constexpr,
 ):
@@ -202,7 +202,13 @@ def gather(
     block = tl.program_id(0)
     if block >= blocks:
         inspect(
-            block - blocks, params, squares, non_finite, span_squares, span_unsound, param_count
+            block - blocks,
+            param_tiles,
+            squares,
+            non_finite,
+            param_squares,
+            param_non_finite,
+            param_count,
         )
     else:
         lanes = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ...segments import Segments
+from ...workspace import Workspace
 from .. import reference
 from ..blocks import BlockTable
 from .extract import is_addable
@@ -16,10 +17,12 @@ _HELD = 4096  # coordinates of one program
 _LONGEST = 1 << 14  # block that one program can hold
 
 
-def block_norms(before: Tensor | None, addend: Tensor, segments: Segments, block: int) -> Tensor:
+def block_norms(
+    before: Tensor | None, addend: Tensor, segments: Segments, block: int, work: Workspace
+) -> Tensor:
     if block > _LONGEST or not is_addable(before, addend, segments):
-        return reference.block_norms(before, addend, segments, block)
-    table = BlockTable.of(segments, block, addend.device)
+        return reference.block_norms(before, addend, segments, block, work)
+    table = BlockTable.of(segments, block, addend.device, work)
     count, steps = table.starts.numel(), (block - 1).bit_length()
     norms = torch.empty(count, dtype=torch.float32, device=addend.device)
     rows = max(1, _HELD >> steps)

@@ -29,7 +29,7 @@ def progress(found, segment, segment_count, wanted, ROUND: tl.constexpr):
     return missing, drawn
 
 
-@triton.jit(do_not_specialize=["key", "piece_count"])
+@triton.jit(do_not_specialize=["key", "segment_count"])
 def draw_round(
     bitmap,
     found,
@@ -55,7 +55,7 @@ def draw_round(
         tl.atomic_add(found + ROUND * segment_count + segment, fresh, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["key", "piece_count"])
+@triton.jit(do_not_specialize=["key", "segment_count"])
 def draw_rest(
     bitmap,
     found,
@@ -110,7 +110,7 @@ def count_drawn(bitmap, tiles, groups, segments, counts, TILE: tl.constexpr, GRO
     tl.store(counts + group, tl.sum(popcount(words)).to(tl.int64))
 
 
-@triton.jit(do_not_specialize=["room"])
+@triton.jit(do_not_specialize=["capacity"])
 def write_drawn(
     bitmap,
     tiles,

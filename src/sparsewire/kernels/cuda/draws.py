@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ...randomness import signed
 from ...segments import Segments
+from ...workspace import Workspace
 from .draw import count_drawn, draw_rest, draw_round, write_drawn, write_runs
 from .launch import run
 from .plan import BLOCK, plan_of
@@ -14,10 +15,10 @@ from .plan import BLOCK, plan_of
 _ROUNDS = 3  # of draws that run in parallel
 
 
-def random_k(segments: Segments, key: int, device: torch.device) -> Tensor:
+def random_k(segments: Segments, key: int, device: torch.device, work: Workspace) -> Tensor:
     if not segments.sparse:
         return torch.empty(0, dtype=torch.int64, device=device)
-    plan = plan_of(segments, device)
+    plan = plan_of(segments, device, work)
     many, groups = len(plan.segments), len(plan.groups)
     indices = torch.empty(plan.entries, dtype=torch.int64, device=device)
     blank = torch.zeros(_ROUNDS * many + -(-plan.size // 64), dtype=torch.int64, device=device)
@@ -52,10 +53,10 @@ def random_k(segments: Segments, key: int, device: torch.device) -> Tensor:
     return indices
 
 
-def block_random_k(segments: Segments, key: int, device: torch.device) -> Tensor:
+def block_random_k(segments: Segments, key: int, device: torch.device, work: Workspace) -> Tensor:
     if not segments.sparse:
         return torch.empty(0, dtype=torch.int64, device=device)
-    plan = plan_of(segments, device)
+    plan = plan_of(segments, device, work)
     indices = torch.empty(plan.entries, dtype=torch.int64, device=device)
     run(
         write_runs, (len(plan.draws),), plan.segments, plan.draws, indices, signed(key), BLOCK=BLOCK

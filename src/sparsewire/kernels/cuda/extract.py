@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...randomness import mix_int, signed
 from ...segments import Segments
+from ...workspace import Workspace
 from .. import Selection, reference
 from .accumulate import accumulate, gather
 from .launch import Arguments, again, run
@@ -26,10 +27,12 @@ _BISECTING = {"num_warps": 8, "maxnreg": 40}  # for all segments of a transforme
 _LISTING = {"num_warps": 4, "maxnreg": 128}  # enough for whole tiles; the others may spill
 
 
-def top_k(before: Tensor | None, addend: Tensor, after: Tensor, segments: Segments) -> Selection:
+def top_k(
+    before: Tensor | None, addend: Tensor, after: Tensor, segments: Segments, work: Workspace
+) -> Selection:
     if not _is_ours(before, addend, after, segments):
-        return reference.top_k(before, addend, after, segments)
-    plan = plan_of(segments, after.device)
+        return reference.top_k(before, addend, after, segments, work)
+    plan = plan_of(segments, after.device, work)
     return _ranked(before, addend, after, plan, plan.entries, is_sampled=False)
 
 
@@ -40,10 +43,11 @@ def over_threshold(
     segments: Segments,
     sample: int,
     key: int,
+    work: Workspace,
 ) -> Selection:
     if not _is_ours(before, addend, after, segments):
-        return reference.over_threshold(before, addend, after, segments, sample, key)
-    plan = plan_of(segments, after.device)
+        return reference.over_threshold(before, addend, after, segments, sample, key, work)
+    plan = plan_of(segments, after.device, work)
     if segments.sparse:
         _find_thresholds(before, addend, after, plan, sample_of(segments, plan, sample), key)
     return _ranked(before, addend, after, plan, plan.capacity, is_sampled=True)
@@ -97,11 +101,16 @@ def _find_thresholds(
 
 
 def chosen(
-    before: Tensor | None, addend: Tensor, after: Tensor, segments: Segments, indices: Tensor
+    before: Tensor | None,
+    addend: Tensor,
+    after: Tensor,
+    segments: Segments,
+    indices: Tensor,
+    work: Workspace,
 ) -> Selection:
     if not _is_ours(before, addend, after, segments):
-        return reference.chosen(before, addend, after, segments, indices)
-    plan = plan_of(segments, after.device)
+        return reference.chosen(before, addend, after, segments, indices, work)
+    plan = plan_of(segments, after.device, work)
     return _taken_at(before, addend, after, plan, indices.contiguous())
 
 

@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...randomness import name_key
 from ...segments import Segments
+from ...workspace import Workspace
 
 TILE = 4096  # coordinates of one program; its tile never crosses a multiple of this
 GROUP = 16  # tiles of one program that only looks at what is listed
@@ -69,6 +71,11 @@ class Plan:
     def param_count(self) -> int:
         return len(self.params) - 1
 
+    @property
+    def tally(self) -> Tensor:
+        """Of every segment: guesses that missed, and steps."""
+        return self.state[:, 15:17]
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -88,17 +95,12 @@ class Sample:
     seen: Tensor
 
 
-def plan_of(segments: Segments, device: torch.device) -> Plan:
+def plan_of(segments: Segments, device: torch.device, work: Workspace) -> Plan:
     """The plan of a cut gradient, made once."""
     index: int | None = device.index  # torch says it is always there
     if device.type == "cuda" and index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    key = ("cuda", device)
-    if key not in segments.scratch:
-        plan = segments.scratch[key] = _plan(segments, device)
-        segments.scratch["predictor"] = plan.state[:, 15:17]  # misses, steps
-    found: Plan = segments.scratch[key]
-    return found
+    return work.kept(segments, ("cuda", device), lambda: _plan(segments, device))
 
 
 def sample_of(segments: Segments, plan: Plan, sample: int) -> Sample:
@@ -128,7 +130,6 @@ def _plan(segments: Segments, device: torch.device) -> Plan:
     tiles = _tiles(segments)
     edges = tiles[:, 0]
     many = len(segments.sparse)
-    keys = segments.table(torch.device("cpu")).keys.tolist()
     groups: list[tuple[int, ...]] = []
     rows: list[tuple[int, ...]] = []
     draws: list[tuple[int, ...]] = []
@@ -142,7 +143,7 @@ def _plan(segments: Segments, device: torch.device) -> Plan:
             groups.append((tile, min(GROUP, last - tile), number, begin))
         wanted = min(segment.count, segment.length - segment.count)
         sizes = (segment.start, segment.length, segment.count, segment.capacity)
-        rows.append((*sizes, slot, len(groups) - begin, keys[number], wanted))
+        rows.append((*sizes, slot, len(groups) - begin, name_key(segment.name), wanted))
         draws += [(number, at) for at in range(0, segment.count, BLOCK)]
         slot += segment.count
     params = np.searchsorted(edges, [*(param.start for param in segments.params), segments.size])

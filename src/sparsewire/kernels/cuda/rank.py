@@ -187,11 +187,11 @@ def rank(
     tile_counts,
     group_counts,
     group_count,
-    params,
+    param_tiles,
     squares,
     non_finite,
-    span_squares,
-    span_unsound,
+    param_squares,
+    param_non_finite,
     param_count,
     HAS_BEFORE: tl.constexpr,
     SAMPLED: tl.constexpr,
@@ -215,7 +215,15 @@ def rank(
     group = tl.program_id(0)
     if FIRST and TRY == LISTED:
         if group <= param_count:
-            inspect(group, params, squares, non_finite, span_squares, span_unsound, param_count)
+            inspect(
+                group,
+                param_tiles,
+                squares,
+                non_finite,
+                param_squares,
+                param_non_finite,
+                param_count,
+            )
             return
         group -= param_count + 1
     first = tl.load(groups + group * 4)

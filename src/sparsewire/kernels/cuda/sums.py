@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...segments import Segments
+from ...workspace import Workspace
 from .. import reference
 from .add import COLUMNS, add_messages, find_bounds, put_entries
 from .launch import run
@@ -19,14 +20,18 @@ _BATCH = 4  # messages fetched together
 
 
 def add_up(
-    flat: Tensor, messages: Sequence[tuple[Tensor, Tensor]], share: float, segments: Segments
+    flat: Tensor,
+    messages: Sequence[tuple[Tensor, Tensor]],
+    share: float,
+    segments: Segments,
+    work: Workspace,
 ) -> None:
     if flat.dtype != torch.float32 or any(v.dtype != torch.float32 for _, v in messages):
-        return reference.add_up(flat, messages, share, segments)
+        return reference.add_up(flat, messages, share, segments, work)
     if not messages or not segments.size:
         flat.zero_()
         return None
-    plan = plan_of(segments, flat.device)
+    plan = plan_of(segments, flat.device, work)
     tiles, many = len(plan.tiles), len(messages)
     bounds = plan.tiles.new_empty((tiles + 1) * many, dtype=torch.int32)
     table = plan.tiles.new_empty(many * COLUMNS.value)
@@ -69,12 +74,14 @@ def add_up(
     return None
 
 
-def put_back(residual: Tensor, indices: Tensor, errors: Tensor, segments: Segments) -> None:
+def put_back(
+    residual: Tensor, indices: Tensor, errors: Tensor, segments: Segments, work: Workspace
+) -> None:
     if residual.dtype != torch.float32 or errors.dtype != torch.float32:
-        return reference.put_back(residual, indices, errors, segments)
+        return reference.put_back(residual, indices, errors, segments, work)
     if not errors.numel():
         return None
-    plan = plan_of(segments, residual.device)
+    plan = plan_of(segments, residual.device, work)
     count = indices.numel()
     blocks = -(-count // BLOCK)
     run(

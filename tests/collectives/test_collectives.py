@@ -21,7 +21,7 @@ from sparsewire.state import OWNED, RESIDUAL, StepState
 from sparsewire.sums import CHUNK, chunk_sizes, ordered_sum, reduce_traffic, share_size
 from sparsewire.workspace import Workspace
 
-from .laws.cases import LAWFUL, alone, examples, label, random_key
+from ..laws.cases import LAWFUL, alone, examples, label, random_key
 
 Entry = tuple[list[int], list[float]]  # indices and values
 

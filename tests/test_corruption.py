@@ -1,6 +1,6 @@
 """Messages that arrive other than they were sent: found out by all ranks, and nothing changes.
 
-A longer run of the fuzz tests: SPARSEWIRE_FUZZ=10000000 python -m pytest tests/test_damage.py
+A longer run of the fuzz tests: SPARSEWIRE_FUZZ=10000000 python -m pytest tests/test_corruption.py
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ from torch import Tensor
 import sparsewire as sw
 from sparsewire.codecs import Place, ValueCodec
 from sparsewire.segments import Segments
+from sparsewire.workspace import Workspace
 
-from .laws.cases import LAWFUL, alone, examples, is_cast, label, rolls_dice
+from ..laws.cases import LAWFUL, alone, examples, is_cast, label, rolls_dice
 
 CASTS = [codec for codec in examples("values") if is_cast(codec)]
 QUANTIZED = [codec for codec in examples("values") if not is_cast(codec)]
@@ -25,7 +26,7 @@ LIMIT = torch.finfo(torch.float32).max
 
 def place_of(count: int, key: int = 0) -> Place:
     """Room for this many values of one segment."""
-    return Place(torch.arange(count), alone(sw.TopK(count=count), count + 1), key)
+    return Place(torch.arange(count), alone(sw.TopK(count=count), count + 1), key, Workspace())
 
 
 def through(codec: ValueCodec, values: Tensor, place: Place | None = None, key: int = 0) -> Tensor:
@@ -108,7 +109,7 @@ def scattered(count: int, scope: object = "layer") -> tuple[Place, Tensor]:
         for p in segments.sparse
     ]
     values = torch.randn(segments.capacity + segments.dense_size, generator=generator) ** 3
-    return Place(torch.cat(indices), segments, key=7), values
+    return Place(torch.cat(indices), segments, 7, Workspace()), values
 
 
 def bits_of(codec: ValueCodec) -> int:
@@ -249,9 +250,9 @@ def test_nowhere_does_not_count(codec: ValueCodec) -> None:
     values = torch.cat(
         [torch.randn(12, generator=torch.Generator().manual_seed(1)), torch.zeros(8)]
     )
-    padded = through(codec, values, Place(indices, segments, 5))
+    padded = through(codec, values, Place(indices, segments, 5, Workspace()))
     tight = alone(sw.TopK(count=12), 100)
-    alike = through(codec, values[:12], Place(indices[:12], tight, 5))
+    alike = through(codec, values[:12], Place(indices[:12], tight, 5, Workspace()))
     assert torch.equal(padded[:12], alike)
 
 

@@ -1,6 +1,6 @@
 """One flipped bit on the way to one rank: all ranks raise alike, nothing changes, training goes on.
 
-`tests/test_damage.py` does the same to every part of a message without processes.
+`tests/test_corruption.py` does the same to every part of a message without processes.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import sparsewire as sw
 from sparsewire.codecs import IndexCodec
 from sparsewire.segments import ParamSlice, Segments
 
-from .laws.cases import LAWFUL, alone, examples, label
+from ..laws.cases import LAWFUL, alone, examples, label
 
 SEGMENTS = alone(sw.TopK(count=3), 100)
 WRITTEN = [codec for codec in examples("indices") if codec.written]

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import sparsewire as sw
 
-from .laws import problem
-from .laws.meeting import Seat, together
+from ..laws import problem
+from ..laws.meeting import Seat, together
 
 Make = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 

@@ -12,7 +12,7 @@ from hypothesis import given
 import sparsewire as sw
 from sparsewire.selectors import Coordination, Selector, Sized
 
-from .laws.cases import LAWFUL, examples, label
+from ..laws.cases import LAWFUL, examples, label
 
 ONE_BY_ONE = [
     kind

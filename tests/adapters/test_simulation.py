@@ -127,7 +127,7 @@ def test_numbers_that_are_not_finite_are_noticed_at_once(scheme: str, worker: in
     simulation.exchange()
     assert simulation.flaw is not None
     assert simulation.flaw.step == 4
-    assert simulation.flaw.is_unsound
+    assert simulation.flaw.is_non_finite
 
 
 def test_what_is_kept_back_can_be_scaled() -> None:

@@ -17,7 +17,7 @@ from sparsewire.segments import Segments
 from sparsewire.selectors import Selector
 from sparsewire.state import RESIDUAL
 
-from .laws.cases import CPU, Crew, label, noise, within
+from ..laws.cases import CPU, Crew, label, noise, within
 
 SHAPES = {"a": (10, 13), "bias": (9,), "b": (6, 32), "c": (7, 11)}
 WHOLE = 10

@@ -1,0 +1,1 @@
+"""Drivers and the groups that they talk in."""
