@@ -71,9 +71,9 @@ def index_row(
     name: str, scheme: sw.Scheme, segments: Segments, indices: torch.Tensor, peers: str
 ) -> dict[str, float]:
     codecs: tuple[IndexCodec, ...] = (
-        sw.codecs.EliasFano(),
-        sw.codecs.Bitmap(),
-        sw.codecs.Int32(),
+        sw.EliasFano(),
+        sw.Bitmap(),
+        sw.Int32(),
         scheme.indices,
     )
     figures = [bits_per_index(codec, indices, segments) for codec in codecs]
@@ -178,7 +178,7 @@ def index_times(size: int, repeats: int) -> None:
     source = torch.randn(size)
     copy = torch.empty_like(source)
     jobs: dict[str, Callable[[], object]] = {"copy": lambda: copy.copy_(source)}
-    codecs: tuple[IndexCodec, ...] = (sw.codecs.EliasFano(), sw.codecs.Int32())
+    codecs: tuple[IndexCodec, ...] = (sw.EliasFano(), sw.Int32())
     for codec in codecs:
         data = codec.encode(indices, segments)
         jobs[f"{codec!r} encode"] = partial(codec.encode, indices, segments)

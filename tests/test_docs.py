@@ -50,7 +50,6 @@ ERRORS = {name for name in vars(sw.errors) if name.endswith("Error")}
 ELSEWHERE = {
     "functional": ("State", "exchange", "init", "simulate"),
     "groups": ("Alone", "DistributedGroup", "SimulatedGroup"),
-    "codecs": tuple(kind.__name__ for kind in sw.scheme.FAMILIES["indices"]),
     "scheme": ("FAMILIES",),
     "segments": ("Segments",),
     "report": ("Report",),

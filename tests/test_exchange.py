@@ -83,7 +83,7 @@ class TestOneRank:
         gradient[[3, 7, 50]] = torch.tensor([1.0, -2.0, 3.0])
         gradient[105] = 9.0  # of the bias, which is sent densely
         scheme = sw.Scheme(
-            sw.TopK(count=3), values=sw.Float16(), indices=sw.codecs.Int32(), dense_below=50
+            sw.TopK(count=3), values=sw.Float16(), indices=sw.Int32(), dense_below=50
         )
         exchange = exchange_of(scheme)
         run = start(exchange, Call(0, 0), gradient)

@@ -46,7 +46,11 @@ def test_explanation_of_top_k() -> None:
         ("Scheme(RandomK(0.01), values=TwoBit())", "AllGather()", "TwoBit cannot be added"),
         ("Dense()", "AllReduce()", "the same coordinates with Dense"),
         ("TopK(1.0)", "AllGather()", "everything is sent, and with Dense() it would be added"),
-        ("Scheme(TopK(0.01), dense_below=2000000)", "AllGather()", "no tensor is large enough"),
+        (
+            "Scheme(TopK(0.01), dense_below=2000000)",
+            "AllGather()",
+            "nothing is left for TopK to choose",
+        ),
     ],
 )
 def test_explanation_says_why(text: str, collective: str, why: str) -> None:

@@ -38,7 +38,7 @@ NAMES = {kind.__name__: kind for family in sw.scheme.FAMILIES.values() for kind 
             "Scheme(TopK(0.01), values=BFloat16(), scope='global', seed=-3)",
         ),
         (
-            sw.Scheme(sw.RandomK(0.1), collective=sw.AllReduce(), indices=sw.codecs.Implied()),
+            sw.Scheme(sw.RandomK(0.1), collective=sw.AllReduce(), indices=sw.Implied()),
             "Scheme(RandomK(0.1))",
         ),
         (
@@ -46,7 +46,7 @@ NAMES = {kind.__name__: kind for family in sw.scheme.FAMILIES.values() for kind 
             "Scheme(RandomK(0.1), collective=AllGather(), dense_below=0, dense_1d=False)",
         ),
         (
-            sw.Scheme(sw.RandomK(0.1), indices=sw.codecs.Int32()),
+            sw.Scheme(sw.RandomK(0.1), indices=sw.Int32()),
             "Scheme(RandomK(0.1), indices=Int32())",  # AllGather() follows from that
         ),
         (sw.Warmup(sw.TopK(0.1)), "Warmup(Scheme(TopK(0.1)))"),

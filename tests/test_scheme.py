@@ -27,30 +27,30 @@ class NotLinear(Float32):
 @pytest.mark.parametrize(
     ("text", "indices", "collective"),
     [
-        ("TopK(0.01)", sw.codecs.EliasFano(), sw.AllGather()),
-        ("TopK(count=5)", sw.codecs.EliasFano(), sw.AllGather()),
-        ("TopK(0.25)", sw.codecs.EliasFano(), sw.AllGather()),
-        ("TopK(0.26)", sw.codecs.Bitmap(), sw.AllGather()),
-        ("TopK(1.0)", sw.codecs.Bitmap(), sw.AllGather()),
-        ("TopK(5e-324)", sw.codecs.EliasFano(), sw.AllGather()),
-        ("Threshold(0.01)", sw.codecs.EliasFano(), sw.AllGather()),
-        ("Scheme(RandomK(0.01), values=TwoBit())", sw.codecs.Implied(), sw.AllGather()),
-        ("RandomK(0.01)", sw.codecs.Implied(), sw.AllReduce()),
-        ("RandomK(0.01, shared=False)", sw.codecs.Implied(), sw.AllGather()),
-        ("BlockRandomK(0.01)", sw.codecs.Implied(), sw.AllGather()),
-        ("TopBlock(0.01)", sw.codecs.Implied(), sw.AllReduce()),
-        ("Scheme(TopBlock(0.01), values=TwoBit())", sw.codecs.Implied(), sw.AllGather()),
-        ("LeaderTopK(0.01)", sw.codecs.EliasFano(), sw.AllReduce()),
-        ("LeaderTopK(0.5)", sw.codecs.Bitmap(), sw.AllReduce()),
-        ("UnionTopK(0.01)", sw.codecs.EliasFano(), sw.AllReduce()),
-        ("UnionTopK(0.5)", sw.codecs.EliasFano(), sw.AllReduce()),
-        ("Scheme(UnionTopK(0.01), values=TwoBit())", sw.codecs.EliasFano(), sw.AllGather()),
-        ("Scheme(LeaderTopK(0.01), values=TwoBit())", sw.codecs.EliasFano(), sw.AllGather()),
-        ("Scheme(LeaderTopK(0.01), indices=Int32())", sw.codecs.Int32(), sw.AllReduce()),
-        ("BlockRandomK(0.01, shared=True)", sw.codecs.Implied(), sw.AllReduce()),
-        ("Dense()", sw.codecs.Implied(), sw.AllReduce()),
-        ("Scheme(RandomK(0.01), indices=Int32())", sw.codecs.Int32(), sw.AllGather()),
-        ("Scheme(RandomK(0.01), values=Float16())", sw.codecs.Implied(), sw.AllReduce()),
+        ("TopK(0.01)", sw.EliasFano(), sw.AllGather()),
+        ("TopK(count=5)", sw.EliasFano(), sw.AllGather()),
+        ("TopK(0.25)", sw.EliasFano(), sw.AllGather()),
+        ("TopK(0.26)", sw.Bitmap(), sw.AllGather()),
+        ("TopK(1.0)", sw.Bitmap(), sw.AllGather()),
+        ("TopK(5e-324)", sw.EliasFano(), sw.AllGather()),
+        ("Threshold(0.01)", sw.EliasFano(), sw.AllGather()),
+        ("Scheme(RandomK(0.01), values=TwoBit())", sw.Implied(), sw.AllGather()),
+        ("RandomK(0.01)", sw.Implied(), sw.AllReduce()),
+        ("RandomK(0.01, shared=False)", sw.Implied(), sw.AllGather()),
+        ("BlockRandomK(0.01)", sw.Implied(), sw.AllGather()),
+        ("TopBlock(0.01)", sw.Implied(), sw.AllReduce()),
+        ("Scheme(TopBlock(0.01), values=TwoBit())", sw.Implied(), sw.AllGather()),
+        ("LeaderTopK(0.01)", sw.EliasFano(), sw.AllReduce()),
+        ("LeaderTopK(0.5)", sw.Bitmap(), sw.AllReduce()),
+        ("UnionTopK(0.01)", sw.EliasFano(), sw.AllReduce()),
+        ("UnionTopK(0.5)", sw.EliasFano(), sw.AllReduce()),
+        ("Scheme(UnionTopK(0.01), values=TwoBit())", sw.EliasFano(), sw.AllGather()),
+        ("Scheme(LeaderTopK(0.01), values=TwoBit())", sw.EliasFano(), sw.AllGather()),
+        ("Scheme(LeaderTopK(0.01), indices=Int32())", sw.Int32(), sw.AllReduce()),
+        ("BlockRandomK(0.01, shared=True)", sw.Implied(), sw.AllReduce()),
+        ("Dense()", sw.Implied(), sw.AllReduce()),
+        ("Scheme(RandomK(0.01), indices=Int32())", sw.Int32(), sw.AllGather()),
+        ("Scheme(RandomK(0.01), values=Float16())", sw.Implied(), sw.AllReduce()),
     ],
 )
 def test_indices_and_collective_are_derived(text: str, indices: object, collective: object) -> None:
@@ -63,10 +63,7 @@ def test_indices_and_collective_are_derived(text: str, indices: object, collecti
 def test_the_index_codec_is_the_smallest(ratio: float) -> None:
     scheme = sw.Scheme(sw.TopK(ratio))
     segments = scheme.partition({"w": (1000, 1000)})
-    sizes = [
-        codec.nbytes(segments)
-        for codec in (sw.codecs.EliasFano(), sw.codecs.Bitmap(), sw.codecs.Int32())
-    ]
+    sizes = [codec.nbytes(segments) for codec in (sw.EliasFano(), sw.Bitmap(), sw.Int32())]
     assert scheme.indices.nbytes(segments) <= min(sizes) + 8
 
 
@@ -122,7 +119,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "collective=AllGather(), or values=Float32()",
     ),
     (
-        {"selector": sw.RandomK(0.01), "indices": sw.codecs.Int32(), "collective": sw.AllReduce()},
+        {"selector": sw.RandomK(0.01), "indices": sw.Int32(), "collective": sw.AllReduce()},
         "indices cannot be added",
         "leave indices out",
     ),
@@ -137,22 +134,22 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "a ratio below 1",
     ),
     (
-        {"selector": sw.TopK(0.01), "indices": sw.codecs.Implied()},
+        {"selector": sw.TopK(0.01), "indices": sw.Implied()},
         "they depend on the gradient",
         "write indices=EliasFano() or leave indices out",
     ),
     (
-        {"selector": sw.LeaderTopK(0.01), "indices": sw.codecs.Implied()},
+        {"selector": sw.LeaderTopK(0.01), "indices": sw.Implied()},
         "they depend on the gradient",
         "write indices=EliasFano() or leave indices out",
     ),
     (
-        {"selector": sw.UnionTopK(0.01), "indices": sw.codecs.Implied()},
+        {"selector": sw.UnionTopK(0.01), "indices": sw.Implied()},
         "they depend on the gradient",
         "write indices=EliasFano() or leave indices out",
     ),
     (
-        {"selector": sw.TopBlock(0.01), "indices": sw.codecs.EliasFano()},
+        {"selector": sw.TopBlock(0.01), "indices": sw.EliasFano()},
         "has nothing to write",
         "leave indices out",
     ),
@@ -196,7 +193,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"selector": "TopK(0.01)"}, "first argument", "TopK(), Threshold(), RandomK()"),
     ({"selector": sw.Scheme(sw.TopK())}, "first argument", "TopK(), Threshold(), RandomK()"),
     (
-        {"selector": sw.TopK(), "values": sw.codecs.Int32()},
+        {"selector": sw.TopK(), "values": sw.Int32()},
         "values=",
         "Float32(), BFloat16(), Float16()",
     ),
@@ -284,7 +281,7 @@ class TestWarmup:
         )
         warmup = sw.Warmup(scheme, steps=10)
         assert warmup.at(0) == replace(
-            scheme, selector=sw.Dense(), indices=sw.codecs.Implied(), collective=sw.AllReduce()
+            scheme, selector=sw.Dense(), indices=sw.Implied(), collective=sw.AllReduce()
         )
         assert (warmup.memory, warmup.scope) == (scheme.memory, scheme.scope)
 

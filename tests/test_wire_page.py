@@ -201,9 +201,9 @@ def segments(shape: tuple[int, int]) -> Segments:
 @pytest.mark.parametrize(
     ("name", "codec", "shape", "indices"),
     [
-        ("eliasfano", sw.codecs.EliasFano(), (10, 20), [3, 40, 41, 130, 199]),
-        ("bitmap", sw.codecs.Bitmap(), (4, 6), [0, 3, 8, 9, 23]),
-        ("int32", sw.codecs.Int32(), (10, 20), [3, 40, 41, 130, 199]),
+        ("eliasfano", sw.EliasFano(), (10, 20), [3, 40, 41, 130, 199]),
+        ("bitmap", sw.Bitmap(), (4, 6), [0, 3, 8, 9, 23]),
+        ("int32", sw.Int32(), (10, 20), [3, 40, 41, 130, 199]),
     ],
 )
 def test_indices(name: str, codec: IndexCodec, shape: tuple[int, int], indices: list[int]) -> None:

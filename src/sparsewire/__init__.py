@@ -5,15 +5,16 @@
     model = DDP(net)
     wire = sw.attach(model, sw.TopK(0.01))     # the rest of the training loop is unchanged
 
-What else there is lives in modules: `sw.functional` (exchange as a function), `sw.groups`,
-`sw.codecs`, `sw.errors` and so on. Names and modules are loaded when they are first used, so that
-the command line answers `--help` without torch.
+Every part of a scheme is here as soon as its family's `ALL` names it. What else there is lives in
+modules: `sw.functional` (exchange as a function), `sw.groups`, `sw.errors` and so on. Names are
+loaded when they are first used, so that the command line answers `--help` without torch.
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # for editors and type checkers, which do not run the code below
     from . import codecs as codecs
     from . import errors as errors
     from . import explanation as explanation
@@ -22,25 +23,40 @@ if TYPE_CHECKING:
     from . import report as report
     from . import scheme as scheme
     from . import segments as segments
-    from .adapters.ddp import SparseHookState, attach
-    from .adapters.hook import sparse_hook
-    from .adapters.optimizer import DistributedOptimizer
-    from .codecs import QSGD, BFloat16, Float16, Float32, KBit, OneBit, TwoBit
-    from .collectives import AllGather, AllReduce, Sharded
-    from .errors import SparsewireError
-    from .explanation import explain
-    from .memory import ErrorFeedback, MomentumCorrection, NoMemory
-    from .scheme import Scheme, Warmup, parse
-    from .selectors import (
-        BlockRandomK,
-        Dense,
-        LeaderTopK,
-        RandomK,
-        Threshold,
-        TopBlock,
-        TopK,
-        UnionTopK,
-    )
+    from .adapters.ddp import SparseHookState as SparseHookState
+    from .adapters.ddp import attach as attach
+    from .adapters.hook import sparse_hook as sparse_hook
+    from .adapters.optimizer import DistributedOptimizer as DistributedOptimizer
+    from .codecs import QSGD as QSGD
+    from .codecs import BFloat16 as BFloat16
+    from .codecs import Bitmap as Bitmap
+    from .codecs import EliasFano as EliasFano
+    from .codecs import Float16 as Float16
+    from .codecs import Float32 as Float32
+    from .codecs import Implied as Implied
+    from .codecs import Int32 as Int32
+    from .codecs import KBit as KBit
+    from .codecs import OneBit as OneBit
+    from .codecs import TwoBit as TwoBit
+    from .collectives import AllGather as AllGather
+    from .collectives import AllReduce as AllReduce
+    from .collectives import Sharded as Sharded
+    from .errors import SparsewireError as SparsewireError
+    from .explanation import explain as explain
+    from .memory import ErrorFeedback as ErrorFeedback
+    from .memory import MomentumCorrection as MomentumCorrection
+    from .memory import NoMemory as NoMemory
+    from .scheme import Scheme as Scheme
+    from .scheme import Warmup as Warmup
+    from .scheme import parse as parse
+    from .selectors import BlockRandomK as BlockRandomK
+    from .selectors import Dense as Dense
+    from .selectors import LeaderTopK as LeaderTopK
+    from .selectors import RandomK as RandomK
+    from .selectors import Threshold as Threshold
+    from .selectors import TopBlock as TopBlock
+    from .selectors import TopK as TopK
+    from .selectors import UnionTopK as UnionTopK
 
 __version__ = "0.1.0"
 
@@ -55,71 +71,48 @@ _MODULES = (
     "segments",
 )
 _HOMES = {
-    "adapters.ddp": ("SparseHookState", "attach"),
-    "adapters.hook": ("sparse_hook",),
-    "adapters.optimizer": ("DistributedOptimizer",),
-    "collectives": ("AllGather", "AllReduce", "Sharded"),
-    "errors": ("SparsewireError",),
-    "explanation": ("explain",),
-    "memory": ("ErrorFeedback", "MomentumCorrection", "NoMemory"),
-    "scheme": ("Scheme", "Warmup", "parse"),
-    "selectors": (
-        "BlockRandomK",
-        "Dense",
-        "LeaderTopK",
-        "RandomK",
-        "Threshold",
-        "TopBlock",
-        "TopK",
-        "UnionTopK",
-    ),
-    "codecs": ("QSGD", "BFloat16", "Float16", "Float32", "KBit", "OneBit", "TwoBit"),
+    "DistributedOptimizer": "adapters.optimizer",
+    "SparseHookState": "adapters.ddp",
+    "SparsewireError": "errors",
+    "attach": "adapters.ddp",
+    "explain": "explanation",
+    "parse": "scheme",
+    "sparse_hook": "adapters.hook",
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
-__all__ = [
-    "QSGD",
-    "AllGather",
-    "AllReduce",
-    "BFloat16",
-    "BlockRandomK",
-    "Dense",
-    "DistributedOptimizer",
-    "ErrorFeedback",
-    "Float16",
-    "Float32",
-    "KBit",
-    "LeaderTopK",
-    "MomentumCorrection",
-    "NoMemory",
-    "OneBit",
-    "RandomK",
-    "Scheme",
-    "Sharded",
-    "SparseHookState",
-    "SparsewireError",
-    "Threshold",
-    "TopBlock",
-    "TopK",
-    "TwoBit",
-    "UnionTopK",
-    "Warmup",
-    "attach",
-    "explain",
-    "parse",
-    "sparse_hook",
-]
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f".{name}", __name__)
-    if name not in _HOME_OF:
+    if name in _HOMES:
+        value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    elif name == "__all__":
+        value = sorted([*_HOMES, *_parts()])
+    elif name.startswith("_") or find_spec(f"{__name__}.{name}"):  # a module that is not public
         raise AttributeError(f"sparsewire has no {name!r}")
-    value = getattr(import_module(f".{_HOME_OF[name]}", __name__), name)
+    elif name not in _parts():
+        raise AttributeError(f"sparsewire has no {name!r}{_hint(name)}")
+    else:
+        value = _parts()[name]
     globals()[name] = value
     return value
 
 
+def _parts() -> dict[str, Any]:
+    """Return all parts of a scheme by name."""
+    families = import_module(".scheme", __name__).FAMILIES
+    return {kind.__name__: kind for family in families.values() for kind in family}
+
+
+def _hint(name: str) -> str:
+    """Return where else a name is, or the name that was meant."""
+    for module in _MODULES:
+        if hasattr(import_module(f".{module}", __name__), name):
+            return f": it is sparsewire.{module}.{name}"
+    nearest = import_module(".notation", __name__).nearest
+    return f"; {nearest(name, [*_HOMES, *_parts()])}"
+
+
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_MODULES, *(name for name in globals() if name.startswith("__"))})
+    own = (name for name in globals() if name.startswith("__"))
+    return sorted({*_HOMES, *_parts(), *_MODULES, *own, "__all__"})

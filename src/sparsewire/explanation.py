@@ -183,8 +183,8 @@ def _why(scheme: Scheme, segments: Segments) -> str:
     if own_reason:
         return own_reason
     if not segments.sparse:
-        dense = "" if scheme.selector.sends_all else "no tensor is large enough to select from, so "
-        return f"{dense}everything is sent, and with Dense() it would be added on the way"
+        few = "" if scheme.selector.sends_all else f"nothing is left for {selector} to choose, so "
+        return f"{few}everything is sent, and with Dense() it would be added on the way"
     if scheme.selector.coordination.is_shared and not scheme.values.linear:
         codec = type(scheme.values).__name__
         return f"messages in {codec} cannot be added on the way, so all must see all"

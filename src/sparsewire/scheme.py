@@ -298,9 +298,9 @@ def as_scheme(given: object) -> AnyScheme:
         return Scheme(given)
     if isinstance(given, (Scheme, Warmup)):
         return given
-    shown = " ".join(reprlib.repr(given).split())  # a module's own has a line for each layer
     raise SchemeError(
-        f"{shown} is no scheme: write a selector such as TopK(0.01), or Scheme(TopK(0.01), …)"
+        f"{_shown(given)} is no scheme: write a selector such as TopK(0.01), or "
+        f"Scheme(TopK(0.01), …)"
     )
 
 
@@ -322,7 +322,12 @@ def _smallest(selector: Selector) -> IndexCodec:
 def _check_kind(where: str, part: object, kind: type, family: tuple[type, ...]) -> None:
     if not isinstance(part, kind):
         names = ", ".join(f"{member.__name__}()" for member in family)
-        raise SchemeError(f"{where} takes one of {names}; this is {part!r}")
+        raise SchemeError(f"{where} takes one of {names}; this is {_shown(part)}")
+
+
+def _shown(thing: object) -> str:
+    """A short repr on one line; a module's own has a line for each layer."""
+    return " ".join(reprlib.repr(thing).split())
 
 
 def _is_int(value: object) -> bool:

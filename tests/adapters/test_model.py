@@ -147,3 +147,14 @@ def test_a_dense_exchange_gives_no_warning(text: str) -> None:
 def test_sgd_and_no_optimizer_give_no_warning() -> None:
     for optimizer in (sgd(momentum=0.9), None):
         warn_of_adaptive(optimizer, sw.Scheme(sw.TopK(0.01)))
+
+
+def test_a_state_that_is_none_is_refused_with_a_remedy() -> None:
+    with pytest.raises(sw.errors.AttachError, match=r"sw\.SparseHookState\(ddp, scheme\)"):
+        sw.sparse_hook("TopK(0.01)", None)  # type: ignore[arg-type]
+
+
+def test_swapped_arguments_of_the_optimizer_are_told() -> None:
+    net = nn.Linear(3, 3)
+    with pytest.raises(sw.errors.AttachError, match=r"takes the model first, and this is SGD"):
+        sw.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net, "TopK(0.01)")  # type: ignore[arg-type]

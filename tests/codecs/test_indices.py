@@ -57,7 +57,7 @@ def test_no_room_takes_no_bytes(codec: IndexCodec) -> None:
 def test_bits_per_index(ratio: float, most: float) -> None:
     """The entropy of random coordinates is 8.08 and 11.41 bits."""
     segments = alone(sw.TopK(ratio), 1_000_000)
-    bits = 8 * sw.codecs.EliasFano().nbytes(segments) / segments.capacity
+    bits = 8 * sw.EliasFano().nbytes(segments) / segments.capacity
     entropy = -math.log2(ratio) - (1 - ratio) / ratio * math.log2(1 - ratio)
     assert entropy < bits <= most
     assert bits < 1.065 * entropy
@@ -71,34 +71,34 @@ def test_size_of_elias_fano(case: tuple[int, int]) -> None:
     low = math.floor(math.log2(size // capacity))
     groups = math.ceil(capacity / 8)
     expected = groups * low + math.ceil((capacity + size // 2**low + 1) / 8)
-    assert sw.codecs.EliasFano().nbytes(alone(sw.TopK(count=capacity), size)) == expected
+    assert sw.EliasFano().nbytes(alone(sw.TopK(count=capacity), size)) == expected
 
 
 def test_elias_fano_reaches_beyond_32_bits() -> None:
     size = 2**40
     segments = alone(sw.TopK(count=3), size)
     indices = torch.tensor([5, 2**33, size - 1])
-    codec = sw.codecs.EliasFano()
+    codec = sw.EliasFano()
     assert torch.equal(codec.decode(codec.encode(indices, segments), segments), indices)
 
 
 @pytest.mark.parametrize("size", [8, 9, 100])
 def test_size_of_a_bitmap(size: int) -> None:
     segments = alone(sw.TopK(count=3), size)
-    assert sw.codecs.Bitmap().nbytes(segments) == math.ceil(size / 8)
-    assert sw.codecs.Bitmap().encode(torch.tensor([0, 2, 7]), segments)[0] == 0b10000101
+    assert sw.Bitmap().nbytes(segments) == math.ceil(size / 8)
+    assert sw.Bitmap().encode(torch.tensor([0, 2, 7]), segments)[0] == 0b10000101
 
 
 def test_int32_counts_from_the_start_of_the_gradient() -> None:
     indices = torch.tensor([0, 7, 100])  # 100 stands for nowhere
-    data = sw.codecs.Int32().encode(indices, SEGMENTS)
+    data = sw.Int32().encode(indices, SEGMENTS)
     assert data.view(torch.int32).tolist() == [0, 7, 100]
-    assert data.numel() == sw.codecs.Int32().nbytes(SEGMENTS) == 12
-    assert sw.codecs.Int32().decode(data, SEGMENTS).dtype == torch.int64
+    assert data.numel() == sw.Int32().nbytes(SEGMENTS) == 12
+    assert sw.Int32().decode(data, SEGMENTS).dtype == torch.int64
 
 
 def test_int32_reaches_its_limit_and_says_so() -> None:
-    codec, indices = sw.codecs.Int32(), torch.tensor([2**31 - 2])
+    codec, indices = sw.Int32(), torch.tensor([2**31 - 2])
     largest = Segments((ParamSlice("x", (2**31 - 1,), 0),), (), ())
     assert codec.decode(codec.encode(indices, largest), largest).tolist() == [2**31 - 2]
     beyond = Segments((ParamSlice("x", (2**31,), 0),), (), ())
@@ -109,7 +109,7 @@ def test_int32_reaches_its_limit_and_says_so() -> None:
 
 
 def test_implied_sends_nothing() -> None:
-    data = sw.codecs.Implied().encode(torch.tensor([1, 2, 3]), SEGMENTS)
-    assert (data.numel(), data.dtype, sw.codecs.Implied().nbytes(SEGMENTS)) == (0, torch.uint8, 0)
+    data = sw.Implied().encode(torch.tensor([1, 2, 3]), SEGMENTS)
+    assert (data.numel(), data.dtype, sw.Implied().nbytes(SEGMENTS)) == (0, torch.uint8, 0)
     with pytest.raises(NotImplementedError, match="from the selector"):
-        sw.codecs.Implied().decode(data, SEGMENTS)
+        sw.Implied().decode(data, SEGMENTS)

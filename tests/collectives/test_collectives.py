@@ -29,7 +29,7 @@ Entry = tuple[list[int], list[float]]  # indices and values
 def plan_of(
     collective: Collective, segments: Segments, world_size: int, values: ValueCodec | None = None
 ) -> CollectivePlan:
-    coding = Coding(sw.TopK(), sw.codecs.Int32(), values or sw.Float32())
+    coding = Coding(sw.TopK(), sw.Int32(), values or sw.Float32())
     return collective.plan(coding, segments, world_size, torch.float32)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -27,9 +28,9 @@ SIGMAS = 4.5  # some thousand comparisons are made
 
 
 def resized(selector: Selector, count: int) -> Selector:
-    """The same kind of selector, sending `count` of every segment."""
+    """The same selector, sending `count` of every segment."""
     assert isinstance(selector, Sized)
-    return type(selector)(count=count, shared=selector.shared)  # type: ignore[call-arg]
+    return replace(selector, ratio=None, count=count)
 
 
 @cache

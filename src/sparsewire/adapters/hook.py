@@ -37,6 +37,11 @@ _active: "weakref.WeakKeyDictionary[DistributedDataParallel, HookState]" = (
 
 def sparse_hook(state: Registered, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Exchange a bucket sparsely: DDP's communication hook, for a `SparseHookState`."""
+    if not hasattr(state, "process_group"):
+        raise AttachError(
+            f"sparse_hook needs a SparseHookState, not {state!r:.60}: "
+            f"ddp.register_comm_hook(sw.SparseHookState(ddp, scheme), sw.sparse_hook)"
+        )
     model = state.model()
     active = None if model is None else _active.get(model)
     if active is None:

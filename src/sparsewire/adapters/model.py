@@ -91,7 +91,7 @@ def check_optimizer(optimizer: object, parameters: Iterable[Tensor]) -> None:
     if not isinstance(groups, list) or not hasattr(optimizer, "register_step_pre_hook"):
         raise AttachError(
             f"optimizer is a torch optimizer such as torch.optim.SGD(model.parameters(), lr=0.1), "
-            f"not {type(optimizer).__name__} {optimizer!r:.60}"
+            f"not {' '.join(f'{optimizer!r:.60}'.split())}"
         )
     mine = {id(parameter) for parameter in parameters}
     if not any(id(p) in mine for group in groups for p in group["params"]):

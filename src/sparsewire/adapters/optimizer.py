@@ -25,7 +25,7 @@ from ..requests import Routine
 from ..scheme import AnyScheme, as_scheme
 from ..selectors import Selector
 from ..session import Session, Topology, handshake
-from .model import check_momentum, named_parameters
+from .model import check_momentum, check_optimizer, named_parameters
 
 Result = TypeVar("Result")
 
@@ -54,7 +54,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         process_group: dist.ProcessGroup | None = None,
         timeout: float | timedelta = 60.0,
     ) -> None:
+        if not isinstance(model, nn.Module):
+            raise AttachError(
+                f"DistributedOptimizer takes the model first, and this is {type(model).__name__}: "
+                f"write DistributedOptimizer(model, optimizer, scheme)"
+            )
         self.scheme = as_scheme(scheme)
+        check_optimizer(optimizer, model.parameters())
         named = named_parameters(model)
         check_momentum(self.scheme.memory, optimizer)
         self.optimizer = optimizer

@@ -105,7 +105,7 @@ def test_schemes_that_get_there_together_share_the_headline(race: Race) -> None:
     dense, sparse, *_ = race.runners
     other = runner("RandomK(0.01)", 0.9, 0.96, 0.972, step=0.6)
     assert headline(replace(race, runners=(dense, sparse, other))).endswith(
-        ": 2.7× faster; RandomK(0.01) cannot be told apart from it."
+        ": 2.7× faster; RandomK(0.01) cannot be told apart from the fastest."
     )
 
 

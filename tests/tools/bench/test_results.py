@@ -130,10 +130,10 @@ def test_no_winner_among_those_whose_spreads_overlap() -> None:
     assert headline.endswith("with dense DDP: they cannot be told apart in this run.")
     slow = contender("dense DDP", 9.0, 9.5, 9.9)
     (headline,) = headlines(results(run(floor, slow, other, noisy)))
-    assert headline.endswith(": 5.0× faster; RandomK(0.01) cannot be told apart from it.")
+    assert headline.endswith(": 5.0× faster; RandomK(0.01) cannot be told apart from the fastest.")
     (headline,) = headlines(results(run(floor, other, noisy)))
     assert headline.endswith(
-        "with TopK(0.01), 1.90× compute alone; RandomK(0.01) cannot be told apart from it."
+        "with TopK(0.01), 1.90× compute alone; RandomK(0.01) cannot be told apart from the fastest."
     )
 
 

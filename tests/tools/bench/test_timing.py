@@ -40,7 +40,10 @@ def test_a_difference_needs_spreads_that_do_not_overlap(other: Timing, verdict: 
 def test_who_is_as_fast_as_the_best_is_named() -> None:
     best, close, far = Timing(1.0, 0.9, 1.1), Timing(1.2, 1.0, 1.4), Timing(1.9, 1.8, 2.0)
     assert ties(best, {}) == ties(best, {"c": far}) == ""
-    assert ties(best, {"a": close, "c": far}) == "; a cannot be told apart from it"
+    assert ties(best, {"a": close, "c": far}) == "; a cannot be told apart from the fastest"
     assert ties(best, {"a": close, "b": close, "c": close}).startswith("; a, b and c cannot")
-    assert conclusion(best, DENSE, {"a": close}) == "2.0× faster; a cannot be told apart from it"
+    assert (
+        conclusion(best, DENSE, {"a": close})
+        == "2.0× faster; a cannot be told apart from the fastest"
+    )
     assert conclusion(far, DENSE, {"a": far}) == "they cannot be told apart in this run"

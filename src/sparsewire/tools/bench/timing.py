@@ -77,4 +77,4 @@ def ties(best: Timing, rivals: Mapping[str, Timing]) -> str:
     if not names:
         return ""
     listed = f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
-    return f"; {listed} cannot be told apart from it"
+    return f"; {listed} cannot be told apart from the fastest"
