@@ -173,18 +173,17 @@ class Exchange:
         leave_out(unused, entries, self.segments)
 
         # encode, communicate, decode
+        fine = torch.full((), FINE, device=gradient.device)
         transfer = Transfer(
-            context,
-            self._random_key(call),
-            self.world_size,
-            gradient,
-            wide,
-            unused,
-            counters,
-            work,
-            torch.full((), FINE, device=gradient.device)
-            if negotiation is None
-            else negotiation.corruption,
+            context=context,
+            key=self._random_key(call),
+            world_size=self.world_size,
+            gradient=gradient,
+            state=wide,
+            unused=unused,
+            counters=counters,
+            work=work,
+            corruption=fine if negotiation is None else negotiation.corruption,
         )
         yield from self.plan.run(entries, transfer)
 

@@ -64,7 +64,7 @@ def exchange(
 ) -> tuple[dict[str, Tensor], State]:
     """The mean gradient over all ranks of `group`, and the state for the next step.
 
-    The state's tensors are left as they are; its meter counts on. NaN or infinity on any rank
+    The state's tensors are left as they are; its counters go on. NaN or infinity on any rank
     raises `NonFiniteError` on all.
     """
     job = _Job(gradients, state, group.rank, group.size)

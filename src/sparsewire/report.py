@@ -36,7 +36,7 @@ class Report:
     def of(
         scheme: str, counters: Counters, world_size: int, memory: Mapping[str, float], layers: bool
     ) -> Report:
-        """A report from a meter and the memory's sum of squares by parameter."""
+        """A report from counters and the memory's sum of squares by parameter."""
         gradient = counters.gradient_squares
         rows = tuple(
             (name, math.sqrt(memory.get(name, 0.0)), math.sqrt(gradient.get(name, 0.0)))

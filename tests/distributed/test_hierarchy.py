@@ -101,7 +101,7 @@ def _resume() -> tuple[torch.Tensor, torch.Tensor, list[str]]:
     optimizer.load_state_dict(kept[1])
     wire.load_state_dict(kept[2])
     refusals = []
-    for bad in ({**kept[2], "local_size": 4}, {**kept[2], "rank": 7}):
+    for bad in ({**kept[2], "local_world_size": 4}, {**kept[2], "rank": 7}):
         try:
             wire.load_state_dict(bad)
         except sw.errors.StateError as error:

@@ -1,4 +1,4 @@
-"""Sent bytes = predicted bytes: on the meter, in the requests themselves, and in `explain`."""
+"""Sent bytes = predicted bytes: in the counters, in the requests themselves, and in `explain`."""
 
 from __future__ import annotations
 

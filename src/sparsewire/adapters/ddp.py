@@ -202,8 +202,8 @@ class SparseHookState:
     def state_dict(self) -> dict[str, Any]:
         """What this rank must save to go on later as if it had never stopped."""
         scaling = self._pipeline.scaling.state()
-        local_world_size = self._session.topology.local_world_size
-        return {**self._session.state_dict(), "scaling": scaling, "local_size": local_world_size}
+        local = self._session.topology.local_world_size
+        return {**self._session.state_dict(), "scaling": scaling, "local_world_size": local}
 
     def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
         """Go on from saved state, checked as a whole before anything changes.
@@ -211,14 +211,11 @@ class SparseHookState:
         With `strict=False` the scheme may be another one, if its memory is of the same kind.
         """
         self._session.check(state, strict)
-        local_world_size, before = (
-            self._session.topology.local_world_size,
-            state.get("local_size", 1),
-        )
-        if before != local_world_size:
+        local, before = self._session.topology.local_world_size, state.get("local_world_size", 1)
+        if before != local:
             raise StateError(
                 f"the saved state is of machines with {plural(before, 'rank')} each, and here they "
-                f"have {local_world_size}: attach with the same intra_node="
+                f"have {local}: attach with the same intra_node="
             )
         self._pipeline.scaling.check(state.get("scaling"))
         self._session.load_state_dict(state, strict)
