@@ -14,7 +14,7 @@ from torch.nn import functional
 from sparsewire.tools.tasks import mnist
 
 from .recipe import Recipe
-from .tasks import cifar10, translation, translators
+from .tasks import cifar10, language, translation, translators
 
 AnyExamples = TypeVar("AnyExamples", mnist.Examples, cifar10.Examples)
 _TESTED = 1000  # examples looked at together
@@ -130,6 +130,42 @@ class Cifar10(Classes):
             yield self._test.whole(start, start + _TESTED)
 
 
+class Characters:
+    """A text, and a small GPT; the score is the loss of the next character in nats."""
+
+    def __init__(self, data: language.Data, recipe: Recipe) -> None:
+        self._data, self._recipe = data, recipe
+
+    def __len__(self) -> int:
+        return language.windows(len(self._data.train), self._recipe.length)
+
+    def build(self, seed: int) -> nn.Module:
+        hidden = self._recipe.hidden
+        return language.build(
+            self._data.characters, hidden[0], len(hidden), self._recipe.length, seed
+        )
+
+    def visit(self, seed: int, epoch: int) -> Tensor:
+        return language.visit(seed, epoch, len(self._data.train), self._recipe.length)
+
+    def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return language.cut(self._data.train, rows[:, 0], self._recipe.length)
+
+    def loss(self, answers: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(answers.flatten(0, 1), labels.flatten())
+
+    def look(self, model: nn.Module, epoch: float) -> dict[str, float]:
+        val, length = self._data.val, self._recipe.length
+        starts = torch.arange(language.windows(len(val), length), device=val.device) * length
+        loss, accuracy = _test(
+            model, (language.cut(val, part, length) for part in torch.split(starts, _TESTED))
+        )
+        return {"valid_loss": loss, "valid_accuracy": accuracy}
+
+    def facts(self) -> dict[str, object]:
+        return {"characters": self._data.characters}
+
+
 @dataclass(frozen=True)
 class Sentences:
     """A corpus in one vocabulary: pairs to learn, and those of both tests, on the device."""
@@ -226,12 +262,17 @@ class Translation:
         return sentences.judges[part].score(sentences.subwords.read(written))
 
 
+_FINDERS = {"mnist": mnist.find, "cifar10": cifar10.find, "shakespeare": language.find}
+
+
 class Shelf:
     """Problems by recipe; data are read once."""
 
     def __init__(self, folder: Path | None, device: torch.device) -> None:
         self._folder, self._device = folder, device
-        self._read: dict[tuple[object, ...], mnist.Data | cifar10.Data | Sentences] = {}
+        self._read: dict[
+            tuple[object, ...], mnist.Data | cifar10.Data | language.Data | Sentences
+        ] = {}
 
     def get(self, recipe: Recipe) -> Problem:
         """The problem of `recipe`.
@@ -248,6 +289,8 @@ class Shelf:
             return Translation(data, recipe)
         if isinstance(data, cifar10.Data):
             return Cifar10(data, recipe)
+        if isinstance(data, language.Data):
+            return Characters(data, recipe)
         return Mnist(data, recipe)
 
     def check(self, recipe: Recipe) -> None:
@@ -256,14 +299,21 @@ class Shelf:
             translation.check_libraries()
             translation.find(translation.CORPORA[recipe.problem], self._folder)
         else:
-            (mnist if recipe.problem == "mnist" else cifar10).find(self._folder)
+            _FINDERS[recipe.problem](self._folder)
 
-    def _load(self, recipe: Recipe) -> mnist.Data | cifar10.Data | Sentences:
+    def _load(self, recipe: Recipe) -> mnist.Data | cifar10.Data | language.Data | Sentences:
         if recipe.problem in translation.CORPORA:
             return Sentences.read(self._folder, recipe, self._device)
         if recipe.problem == "mnist":
             digits = mnist.load(mnist.find(self._folder))
             return mnist.Data(self._some(digits.train, recipe), self._some(digits.test, recipe))
+        if recipe.problem == "shakespeare":
+            text = language.load(language.find(self._folder))
+            return replace(
+                text,
+                train=text.train[: recipe.limit].to(self._device),
+                val=text.val[: recipe.limit].to(self._device),
+            )
         photos = cifar10.load(cifar10.find(self._folder))
         return cifar10.Data(self._some(photos.train, recipe), self._some(photos.test, recipe))
 

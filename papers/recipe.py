@@ -16,7 +16,19 @@ Place = tuple[str, str]
 """A row and a column of a study's table."""
 
 # What came later than the first results: left out where it is as it was then, so that those count.
-_LATER = ("model", "vocabulary", "length", "warmup")
+_LATER = (
+    "model",
+    "vocabulary",
+    "length",
+    "warmup",
+    "cosine",
+    "communicate",
+    "every",
+    "delay",
+    "step_ahead",
+    "outer_rate",
+    "outer_momentum",
+)
 
 
 @dataclass(frozen=True)
@@ -24,7 +36,8 @@ class Recipe:
     """How a model is trained; the scheme is the cell's own.
 
     Arguments:
-        problem: what is learnt, 'mnist' or 'cifar10', or the corpus that is translated.
+        problem: what is learnt: 'mnist', 'cifar10', the corpus that is translated, or the text of
+            which a language model learns the next character.
         workers: how many take part; all of them hold the same weights.
         batch: examples per worker and step.
         epochs: passes over the training set; what does not fill a step is left out.
@@ -40,18 +53,18 @@ class Recipe:
         normalised: the perceptron or translator has layer normalisation.
         limit: train and test on the first so many examples only.
         model: what translates, 'rnn' or 'transformer'; what learns CIFAR-10, ResNet-18 unless it
-            is 'resnet10', which is small enough for two cores.
+            is 'resnet10', which is small enough for two cores; what learns characters, 'gpt'.
         vocabulary: subwords of both languages together; fewer if the corpus holds no more.
         length: subwords that a sentence has room for, with its end.
         warmup: steps over which the rate rises to `rate`; then it falls with the root of the step,
             as Vaswani et al. have it. What workers keep back stays as it is. 0: the rate stays.
     """
 
-    problem: Literal["mnist", "cifar10", "multi30k", "tatoeba-en-ro"]
+    problem: Literal["mnist", "cifar10", "multi30k", "tatoeba-en-ro", "shakespeare"]
     workers: int
     batch: int
     epochs: int
-    optimizer: Literal["sgd", "adagrad", "adam"]
+    optimizer: Literal["sgd", "adagrad", "adam", "adamw"]
     rate: float
     momentum: float = 0.0
     weight_decay: float = 0.0
@@ -61,14 +74,23 @@ class Recipe:
     hidden: tuple[int, ...] = ()
     normalised: bool = False
     limit: int | None = None
-    model: Literal["", "rnn", "transformer", "resnet10"] = ""
+    model: Literal["", "rnn", "transformer", "resnet10", "gpt"] = ""
     vocabulary: int = 0
     length: int = 0
     warmup: int = 0
+    cosine: bool = False
+    communicate: Literal["gradients", "updates"] = "gradients"
+    every: int = 1
+    delay: Literal[0, 1] = 0
+    step_ahead: float | Literal["auto"] = 0.0
+    outer_rate: float = 0.0
+    outer_momentum: float = 0.0
 
     def __post_init__(self) -> None:
         if self.warmup and self.drops:
             raise ValueError("a recipe has either drops or a warmup, not both")
+        if self.cosine and not self.warmup:
+            raise ValueError("a cosine begins after a warmup: give it one step at least")
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it."""
@@ -79,14 +101,17 @@ class Recipe:
             if name not in usual or value != usual[name]
         }
 
-    def rate_at(self, epoch: int) -> float:
-        """The learning rate of an epoch, counted from 0."""
-        return self.rate * 0.1 ** sum(epoch >= drop for drop in self.drops)
-
-    def warm_rate(self, step: int) -> float:
-        """The learning rate of a step, counted from 0, if there is a warmup."""
+    def rate_at(self, step: int, per_epoch: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        if not self.warmup:
+            return self.rate * 0.1 ** sum(step // per_epoch >= drop for drop in self.drops)
         share = (step + 1) / self.warmup
-        return self.rate * min(share, 1 / math.sqrt(share))
+        if not self.cosine:
+            return self.rate * min(share, 1 / math.sqrt(share))
+        if share < 1:
+            return self.rate * share
+        passed = (step - self.warmup) / max(1, per_epoch * self.epochs - self.warmup)
+        return self.rate * (0.55 + 0.45 * math.cos(math.pi * passed))
 
 
 @dataclass(frozen=True)
@@ -96,6 +121,8 @@ class Measure:
     field: str
     name: str
     unit: float = 1.0
+    is_loss: bool = False  # less is better
+    digits: int = 2
 
 
 ACCURACY = Measure("test_accuracy", "test accuracy, %", 100.0)

@@ -29,7 +29,9 @@ from .recipe import Cell, Study
 from .store import SCHEMA, Store, StoreError, usual_store
 from .studies import STUDIES
 from .tasks import cifar10, translation
-from .trainer import Look, Outcome, Steps, Trainer, free
+from .replicas import Replicas
+from .trainer import Trainer
+from .training import Look, Outcome, Steps, Training, free
 
 
 class RequestError(SparsewireError, ValueError):
@@ -149,7 +151,7 @@ class _Training:
     seed: int
     name: str
     problem: Problem
-    trainer: Trainer
+    trainer: Training
     steps: Steps
     began: float
 
@@ -230,7 +232,8 @@ class _Filling:
         name = f"[{number}/{self._many}] {cell.name}, seed {seed}"
         self._tell(f"{name}: {cell.scheme}")
         recipe, problem = cell.recipe, self._shelf.get(cell.recipe)
-        trainer = Trainer(recipe, _seeded(cell.scheme, seed), problem, seed, self._device)
+        kind = Replicas if recipe.communicate == "updates" else Trainer
+        trainer = kind(recipe, _seeded(cell.scheme, seed), problem, seed, self._device)
         every = max(1, recipe.epochs // 5)
 
         def tell(look: Look) -> None:

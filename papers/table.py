@@ -88,9 +88,9 @@ def _said(results: Sequence[Result] | None, score: Measure) -> str:
     if diverged == len(results):
         return "diverged"
     finals = [score.unit * result[score.field] for result in results if not result["diverged"]]
-    text = f"{fmean(finals):.2f}"
+    text = f"{fmean(finals):.{score.digits}f}"
     if len(finals) > 1:
-        text += f" ± {(max(finals) - min(finals)) / 2:.2f}"
+        text += f" ± {(max(finals) - min(finals)) / 2:.{score.digits}f}"
     text += f" ({diverged} diverged)" if diverged else ""
     return text + (DOUBTED if any(map(is_doubted, results)) else "")
 

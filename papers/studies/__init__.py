@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from ..recipe import Study
-from . import aji2017, aji2017_translation, beyond, eghlidi2020
+from . import accuracy, aji2017, aji2017_translation, beyond, eghlidi2020
 
-_ALL = (aji2017.MNIST, aji2017_translation.TRANSLATION, *eghlidi2020.ALL, beyond.BEYOND)
+_ALL = (
+    aji2017.MNIST,
+    aji2017_translation.TRANSLATION,
+    *eghlidi2020.ALL,
+    beyond.BEYOND,
+    accuracy.CIFAR10,
+    accuracy.GPT,
+)
 STUDIES: dict[str, Study] = {study.name: study for study in _ALL}

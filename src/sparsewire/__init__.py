@@ -23,10 +23,10 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run the code be
     from . import report as report
     from . import scheme as scheme
     from . import segments as segments
+    from .adapters.attach import attach as attach
     from .adapters.ddp import SparseHookState as SparseHookState
-    from .adapters.ddp import attach as attach
     from .adapters.hook import sparse_hook as sparse_hook
-    from .adapters.optimizer import DistributedOptimizer as DistributedOptimizer
+    from .adapters.optimizer import SparseUpdates as SparseUpdates
     from .codecs import QSGD as QSGD
     from .codecs import BFloat16 as BFloat16
     from .codecs import Bitmap as Bitmap
@@ -71,10 +71,10 @@ _MODULES = (
     "segments",
 )
 _HOMES = {
-    "DistributedOptimizer": "adapters.optimizer",
     "SparseHookState": "adapters.ddp",
+    "SparseUpdates": "adapters.optimizer",
     "SparsewireError": "errors",
-    "attach": "adapters.ddp",
+    "attach": "adapters.attach",
     "explain": "explanation",
     "parse": "scheme",
     "sparse_hook": "adapters.hook",

@@ -187,6 +187,7 @@ class Exchange:
         )
         yield from self.plan.run(entries, transfer)
 
+        self.scheme.memory.forget(wide)
         for param in unused:
             gradient[param.start : param.stop] = 0
         self._restore(unused, wide, call.rank)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -29,6 +29,7 @@ class Memory(Part, ABC):
 
     fields: ClassVar[tuple[StateField, ...]]
     dtype: str = "float32"
+    decay: float = 1.0
 
     def kept_as(self, dtype: torch.dtype) -> torch.dtype:
         """The type that is kept from step to step, where sums are of type `dtype`."""
@@ -44,6 +45,11 @@ class Memory(Part, ABC):
     def mask(self, state: StepState, indices: Tensor) -> None:
         """Update the fields in `state.after` where coordinates were selected."""
 
+    def forget(self, state: StepState) -> None:
+        """Let the residual in `state.after` decay, once all of the step is in it."""
+        if self.decay != 1:
+            state.after[RESIDUAL].mul_(self.decay)
+
 
 @dataclass(frozen=True, repr=False)
 class ErrorFeedback(Memory):
@@ -52,15 +58,25 @@ class ErrorFeedback(Memory):
     With `dtype='bfloat16'` e takes half the space and is rounded up or down at random, so that it
     is right on average; sums and choices are made in float32.
 
-    Reference: Eghlidi & Jaggi 2020, Algorithm 1, with the worker's own C(p) subtracted.
+    With `decay` β below 1 it forgets slowly: e ← β·(p − C(p)). What decays is lost, so use it for
+    updates of local steps, which become stale, and not for gradients.
+
+    Reference: Eghlidi & Jaggi 2020, Algorithm 1, with the worker's own C(p) subtracted; the decay is
+    that of SparseLoCo (Sarfi et al. 2025).
     """
 
     dtype: str = "float32"
+    decay: float = field(default=1.0, metadata={"later": True})
 
     fields = (_RESIDUAL,)
 
     def __post_init__(self) -> None:
         _check_dtype(self)
+        if not isinstance(self.decay, (int, float)) or not 0 < self.decay <= 1:
+            raise SchemeError(
+                f"ErrorFeedback's decay is a factor above 0 and at most 1, as in "
+                f"ErrorFeedback(decay=0.95), not {self.decay!r}"
+            )
 
 
 @dataclass(frozen=True, repr=False)

@@ -20,14 +20,16 @@ class Part:
 
     `id`: the part's name in messages and files; the class's unless it says another. It never
     changes: who renames a class writes down the old name, and who renames one of its fields writes
-    `field(metadata={"id": old})`.
+    `field(metadata={"id": old})`. A field that is added to a class later writes
+    `field(default=…, metadata={"later": True})`, so that its default changes no identity.
     """
 
     id: ClassVar[str]
 
     @property
     def identity(self) -> str:
-        """All that the part says, defaults included, in words that never change.
+        """All that the part says, in words that never change: defaults included, unless their field
+        was added later.
 
         Fingerprints, checkpoints and results are keyed by it.
 
@@ -41,6 +43,7 @@ class Part:
             f"{each.metadata.get('id', each.name)}="
             f"{value.identity if isinstance(value, Part) else repr(value)}"
             for each, value in values
+            if not (each.metadata.get("later") and value == each.default)
         )
         return f"{vars(kind).get('id', kind.__name__)}({', '.join(said)})"
 

@@ -31,6 +31,7 @@ class Report:
     memory_norm: float
     gradient_norm: float
     layers: tuple[tuple[str, float, float], ...] = ()  # name, memory norm, gradient norm
+    every: int = 1  # local steps in each of these, where updates are exchanged
 
     @staticmethod
     def of(
@@ -82,14 +83,16 @@ class Report:
     def __str__(self) -> str:
         steps = max(1, self.steps + self.skipped)
         times = ", ".join(f"{s} {1e3 * self.seconds[s] / steps:.2f}" for s in STAGES)
+        kind = "step" if self.every == 1 else "round"
         lines = [
-            f"{self.scheme} on {plural(self.world_size, 'rank')}, {plural(self.steps, 'step')}"
+            f"{self.scheme} on {plural(self.world_size, 'rank')}, {plural(self.steps, kind)}"
+            + (f" of {self.every} local steps" if self.every > 1 else "")
             + (f", {self.skipped} skipped" if self.skipped else ""),
-            f"  sent per step      {human_bytes(self.bytes_sent / steps)}, received "
+            f"  sent per {kind:<9} {human_bytes(self.bytes_sent / steps)}, received "
             f"{human_bytes(self.bytes_received / steps)}",
             f"  against dense      {self.reduction:.1f}x less than float32, "
             f"{self.reduction / 2:.1f}x less than bfloat16",
-            f"  selected per step  {self.selected / steps:,.0f}, aimed at "
+            f"  selected per {kind:<5} {self.selected / steps:,.0f}, aimed at "
             f"{self.aimed_at / steps:,.0f}",
             f"  milliseconds       {times}",
             f"  memory / gradient  {self.memory_norm:.3g} / {self.gradient_norm:.3g} (norms)",

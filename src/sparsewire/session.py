@@ -24,7 +24,7 @@ from . import errors, kernels
 from .counters import Counters
 from .errors import SparsewireError, StateError
 from .exchange import Call, Exchange, Finding, NonFinite, read_statuses, status_of
-from .message import STATUS_BYTES, Context, Header, compare, fingerprint
+from .message import FINE, STATUS_BYTES, Context, Header, compare, fingerprint
 from .report import Report
 from .requests import Routine, all_gather, all_reduce, broadcast
 from .scheme import AnyScheme, Scheme
@@ -156,6 +156,14 @@ class Session:
         if kept is None or (kept.numel(), kept.dtype, kept.device) != (size, dtype, device):
             kept = self._buffers[key] = torch.zeros(size, dtype=dtype, device=device)
         return kept
+
+    def residual(self, unit: Unit) -> Tensor | None:
+        """Return a unit's residual as one flat tensor, to read; None if this rank keeps none."""
+        exchange = unit.exchange
+        if not self.topology.leads:
+            return None
+        kept, device = exchange.kept_as, unit.flat.device
+        return self.store.flat(unit.key, RESIDUAL, exchange.segments, kept, device)
 
     def report(self, layers: bool = False) -> Report:
         """Return running totals; with `layers=True` the norms are also listed by parameter."""
@@ -338,14 +346,21 @@ class Transaction:
     def defer(self) -> None:
         """Nothing was sent, but what was to be sent stays in the residual, for the next step.
 
-        For what went in cannot be had again, as with updates that an optimizer has computed.
+        For what went in cannot be had again, as with updates that an optimizer has computed. What
+        is not finite is dropped, or it would stay there for good.
         """
+        if any(int(finding.selection.non_finite) != FINE for finding, _ in self._findings):
+            self.rollback()
+            return
         for finding, state in self._findings:
             selection, returned = finding.selection, finding.returned
             values = selection.values if returned is None else selection.values - returned
+            values = values * self.scheme.memory.decay
             residual, segments = state.after[RESIDUAL], finding.segments
+            wide = residual.to(values.dtype)
             kernel = kernels.on(values.device)
-            kernel.put_back(residual, selection.indices, values, segments, self._session.work)
+            kernel.put_back(wide, selection.indices, values, segments, self._session.work)
+            residual.copy_(wide)
         self._session.counters.end_step()
         self._session.store.commit_only(RESIDUAL)
 

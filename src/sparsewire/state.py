@@ -138,13 +138,9 @@ class StateStore:
         before, because DDP rebuilds its buckets.
         """
         self._committed = []
-        kept = {field.key for field in self.fields}
         before, after = {}, {}
         for key, segments in layout.items():
-            column = self._columns.get((unit, key))
-            if column is None or column.params != segments.params or not self._is_home(column):
-                column = self._lay_out(key, segments, dtype, device, key in kept)
-                self._columns[unit, key] = column
+            column = self._column(unit, key, segments, dtype, device)
             if column.after is None:
                 column.after = torch.zeros(segments.size + 1, dtype=dtype, device=device)
             self._open.append(column)
@@ -152,6 +148,26 @@ class StateStore:
             if column.before is not None:
                 before[key] = column.before
         return StepState(before, after)
+
+    def flat(
+        self, unit: Hashable, key: str, segments: Segments, dtype: torch.dtype, device: torch.device
+    ) -> Tensor | None:
+        """Return a field as the last step left it, laid out as in `open`; None if it is not kept.
+
+        It is the store's own tensor: for reading, until the next step ends.
+        """
+        before = self._column(unit, key, segments, dtype, device).before
+        return None if before is None else before[: segments.size]
+
+    def _column(
+        self, unit: Hashable, key: str, segments: Segments, dtype: torch.dtype, device: torch.device
+    ) -> _Column:
+        column = self._columns.get((unit, key))
+        if column is None or column.params != segments.params or not self._is_home(column):
+            is_kept = any(field.key == key for field in self.fields)
+            column = self._lay_out(key, segments, dtype, device, is_kept)
+            self._columns[unit, key] = column
+        return column
 
     def _is_home(self, column: _Column) -> bool:
         """Whether the column's parameters have not moved elsewhere since."""

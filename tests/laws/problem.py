@@ -1,4 +1,4 @@
-"""A small training problem that NumPy, `simulate` and `DistributedOptimizer` all walk through.
+"""A small training problem that NumPy, `simulate` and `Updates` all walk through.
 
 Worker w pulls elementwise towards a centre of its own that moves a little from step to step, so
 the gradient's bits do not depend on who computes it.
@@ -6,8 +6,9 @@ the gradient's bits do not depend on who computes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from sparsewire.adapters.scaling import Scaling
 from sparsewire.scheme import AnyScheme
 
 from .cases import Crew
-from .meeting import Seat, together
+from .meeting import Make, Team, sgd
 from .twins import Array
 
 SHAPES = {"first": (6, 5), "second": (4, 5)}
@@ -109,31 +110,28 @@ def make_model() -> nn.Module:
     return model
 
 
-Make = Callable[[Sequence[nn.Parameter], float], torch.optim.Optimizer]
-
-
-def _sgd(parameters: Sequence[nn.Parameter], rate: float) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=rate)
-
-
-def walk_optimizers(
-    scheme: AnyScheme, workers: int, rates: Sequence[float], make: Make = _sgd
+def walk_updates(
+    scheme: AnyScheme,
+    workers: int,
+    rates: Sequence[float],
+    make: Make | None = None,
+    **options: Any,
 ) -> list[Array]:
-    """By `DistributedOptimizer`, one per rank; every rank's own path."""
-
-    def work(seat: Seat) -> Array:
-        model = make_model()
-        parameters = list(model.parameters())
-        optimizer = sw.DistributedOptimizer(model, make(parameters, rates[0]), scheme)
-        optimizer._join(seat)
-        path = []
-        for step, rate in enumerate(rates):
-            optimizer.param_groups[0]["lr"] = rate
-            pull = named(gradient(flat(parameters), seat.rank, step))
-            for parameter, value in zip(parameters, pull.values(), strict=True):
-                parameter.grad = value
-            optimizer.step()
-            path.append(flat(parameters))
-        return np.stack(path)
-
-    return together(workers, work)
+    """By `Updates` and optimizers, one of each per rank; every rank's shared weights by round."""
+    team = Team(
+        scheme,
+        workers,
+        make or sgd(rates[0]),
+        shapes=SHAPES,
+        values=named(START),
+        pull=lambda x, worker, step: torch.from_numpy(gradient(x.numpy(), worker, step)),
+        **options,
+    )
+    paths: list[list[Array]] = [[] for _ in range(workers)]
+    for rate in rates:
+        for rank in team.ranks:
+            rank.optimizer.param_groups[0]["lr"] = rate
+        assert team.round() is None
+        for rank, path in zip(team.ranks, paths, strict=True):
+            path.append(rank.shared.numpy())
+    return [np.stack(path) for path in paths]

@@ -42,7 +42,7 @@ def test_algorithm_1_with_top_k(scope: str, rates: list[float], workers: int) ->
     choose = twins.largest(problem.LAYERS if scope == "layer" else ALL, 0.12)
     expected = twins.eghlidi_jaggi(problem.START, problem.gradient, choose, workers, rates)
     assert_same_path(problem.walk_simulated(scheme, workers, rates, inside=True), expected)
-    for path in problem.walk_optimizers(scheme, workers, rates):
+    for path in problem.walk_updates(scheme, workers, rates):
         assert_same_path(path, expected)
 
 
@@ -62,7 +62,7 @@ def test_algorithm_1_with_random_k(selector: Selector, workers: int) -> None:
     rates = [0.02] * STEPS
     expected = twins.eghlidi_jaggi(problem.START, problem.gradient, asked(scheme), workers, rates)
     assert_same_path(problem.walk_simulated(scheme, workers, rates, inside=True), expected)
-    for path in problem.walk_optimizers(scheme, workers, rates):
+    for path in problem.walk_updates(scheme, workers, rates):
         assert_same_path(path, expected)
 
 

@@ -114,3 +114,68 @@ def deep_gradient_compression(
         x = x - np.float32(rate) * sent.mean(axis=0)
         path.append(x)
     return np.stack(path)
+
+
+Local = Callable[[Array, Array], Array]  # weights and gradient to weights
+
+
+def adamw(rate: float, decay: float = 0.01, first: float = 0.9, second: float = 0.999) -> Local:
+    """AdamW of Loshchilov & Hutter 2019 with its own moments."""
+    m, v, t = np.float64(0), np.float64(0), 0
+
+    def step(x: Array, g: Array) -> Array:
+        nonlocal m, v, t
+        t += 1
+        m = first * m + (1 - first) * g
+        v = second * v + (1 - second) * g * g
+        ahead, size = m / (1 - first**t), v / (1 - second**t)
+        moved = x * (1 - rate * decay) - rate * ahead / (np.sqrt(size) + 1e-8)
+        return moved.astype(np.float32)
+
+    return step
+
+
+def sgd(rate: float, momentum: float = 0.0, nesterov: bool = False) -> Local:
+    """SGD with momentum, as of Sutskever et al. 2013 in the form that frameworks use."""
+    u: Array | float = 0.0
+
+    def step(x: Array, g: Array) -> Array:
+        nonlocal u
+        u = np.float32(momentum) * u + g
+        return x - np.float32(rate) * (g + np.float32(momentum) * u if nesterov else u)
+
+    return step
+
+
+def local_updates(
+    x: Array,
+    gradient: Gradient,
+    choose: Choose,
+    locals_: Sequence[Local],
+    outer: Local,
+    rounds: int,
+    every: int,
+    decay: float = 1.0,
+    ahead: float = 0.0,
+) -> Array:
+    """SparseLoCo of Sarfi et al. 2025; if all is chosen, DiLoCo of Douillard et al. 2023.
+
+    With `ahead` a worker begins a round at x − λ·e, the step-ahead of Redie et al. 2026.
+    """
+    memory = np.zeros((len(locals_), len(x)), np.float32)
+    path = []
+    for round_ in range(rounds):
+        sent = np.zeros_like(memory)
+        for w, local in enumerate(locals_):
+            begun = x - np.float32(ahead) * memory[w]
+            theta = begun
+            for h in range(every):
+                theta = local(theta, gradient(theta, w, round_ * every + h))
+            memory[w] += begun - theta
+            at = choose(memory[w], w, round_)
+            sent[w, at] = memory[w, at]
+            memory[w, at] = 0
+            memory[w] *= np.float32(decay)
+        x = outer(x, sent.mean(axis=0))
+        path.append(x)
+    return np.stack(path)

@@ -14,7 +14,8 @@ from torch.nn.functional import cross_entropy
 import sparsewire as sw
 from papers.problems import Classes, Mnist
 from papers.recipe import Recipe
-from papers.trainer import Look, Trainer
+from papers.trainer import Trainer
+from papers.training import Look
 from sparsewire.tools.tasks import mnist
 
 CPU = torch.device("cpu")
@@ -62,12 +63,13 @@ def by_hand(recipe: Recipe, scheme: str, seed: int) -> dict[str, Tensor]:
     steps = len(DATA.train) // (recipe.workers * recipe.batch)
     for epoch in range(recipe.epochs):
         order = mnist.order(seed, epoch, len(DATA.train))
+        rate = recipe.rate_at(epoch * steps, steps)
         for group in optimizer.param_groups:
-            if group["lr"] != recipe.rate_at(epoch):
+            if group["lr"] != rate:
                 for state in states:
                     for fields in state.memory.values():
-                        fields["residual"].mul_(group["lr"] / recipe.rate_at(epoch))
-                group["lr"] = recipe.rate_at(epoch)
+                        fields["residual"].mul_(group["lr"] / rate)
+                group["lr"] = rate
         for step in range(steps):
             gradients = []
             for rank in range(recipe.workers):

@@ -20,8 +20,11 @@ from ..errors import AttachError
 class Registered(Protocol):
     """What the hook needs of the state that it was registered with."""
 
-    model: "weakref.ref[DistributedDataParallel]"
-    process_group: dist.ProcessGroup
+    @property
+    def model(self) -> "weakref.ref[DistributedDataParallel]": ...
+
+    @property
+    def process_group(self) -> dist.ProcessGroup: ...
 
 
 class HookState(Registered, Protocol):

@@ -19,7 +19,7 @@ _WRAPPERS = ("_orig_mod", "_forward_module", "model", "module")
 _ADAPTIVE = ("ada", "rmsprop", "lamb")
 
 
-def find_ddp(model: object) -> DistributedDataParallel:
+def search_ddp(model: object) -> DistributedDataParallel | None:
     """The DDP module itself, or the one inside `torch.compile`, Fabric or a strategy."""
     if isinstance(model, (str, Part)):
         raise AttachError(
@@ -36,11 +36,19 @@ def find_ddp(model: object) -> DistributedDataParallel:
         ]
         if len(seen) > 32:
             break
-    raise AttachError(
-        f"attach() needs a DistributedDataParallel model, and this {type(model).__name__} holds "
-        f"none: wrap it as DDP(model) first, or use sparsewire.DistributedOptimizer, which needs "
-        f"no DDP"
-    )
+    return None
+
+
+def find_ddp(model: object) -> DistributedDataParallel:
+    """The same, where there must be one."""
+    ddp = search_ddp(model)
+    if ddp is None:
+        raise AttachError(
+            f"an exchange of gradients needs a DistributedDataParallel model, and this "
+            f"{type(model).__name__} holds none: wrap it as DDP(model) first, or exchange updates, "
+            f"which needs no DDP: attach(model, scheme, optimizer=optimizer, communicate='updates')"
+        )
+    return ddp
 
 
 def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -119,15 +127,32 @@ def check_momentum(memory: Memory, optimizer: torch.optim.Optimizer | None) -> N
             )
 
 
+def check_nonfinite(on_nonfinite: str) -> None:
+    """Refuse what is no way to deal with NaN and infinity."""
+    if on_nonfinite not in ("raise", "skip"):
+        raise AttachError(f"on_nonfinite is 'raise' or 'skip', not {on_nonfinite!r}")
+
+
+def check_scaler(scaler: torch.amp.GradScaler | None) -> torch.amp.GradScaler | None:
+    """Return the scaler; None for one that is not enabled, which lets every number through."""
+    if scaler is not None and not hasattr(scaler, "is_enabled"):
+        raise AttachError(f"scaler is the GradScaler of the training loop, not {scaler!r}")
+    return scaler if scaler is not None and scaler.is_enabled() else None
+
+
+def is_adaptive(optimizer: object) -> bool:
+    """Whether an optimizer divides by the size of the gradients, as its name tells."""
+    return any(word in type(optimizer).__name__.lower() for word in _ADAPTIVE)
+
+
 def warn_of_adaptive(optimizer: torch.optim.Optimizer | None, scheme: AnyScheme) -> None:
     """Tell the user that an optimizer which divides by a second moment learns more slowly."""
     name = type(optimizer).__name__
-    adaptive = optimizer is not None and any(word in name.lower() for word in _ADAPTIVE)
-    if adaptive and not scheme.at(2**62).selector.sends_all:
+    if is_adaptive(optimizer) and not scheme.at(2**62).selector.sends_all:
         warnings.warn(
-            f"{name} behind a sparse exchange can need several times as many steps as with dense "
-            f"DDP, because it normalises away what was sent late. Compare with a dense run on your "
-            f"model, or train with SGD, momentum and MomentumCorrection "
+            f"{name} behind a sparse exchange of gradients can need several times as many steps as "
+            f"with dense DDP, because it normalises away what was sent late. Exchange updates "
+            f"instead: attach(…, communicate='updates') "
             f"(docs/choosing.md, 'Adam and other adaptive optimizers')",
             UserWarning,
             stacklevel=3,

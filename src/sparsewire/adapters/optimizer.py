@@ -1,192 +1,620 @@
-"""Algorithm 1 for any module without DDP: the learning rate inside the memory.
+"""Exchange of updates for any module and any torch optimizer, with DDP or without.
 
-`DistributedOptimizer` wraps any torch optimizer. Its `step()` exchanges γ·gradient, divides the
-mean by γ again and lets the optimizer do the rest: so the memory holds updates, not gradients, and
-a learning-rate drop does not change what was held back.
+The optimizer steps on the rank's own gradient. After every H-th step its ranks exchange what those
+steps did to the weights, through hooks that torch gives every optimizer. Under DDP a communication
+hook leaves the gradients as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import weakref
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, nullcontext, suppress
+from copy import deepcopy
+from dataclasses import replace
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
 
-from .. import kernels
-from ..counters import Counters
-from ..errors import AttachError, NonFiniteError, StateError
-from ..groups import Alone, Group, drive
+from ..errors import (
+    AttachError,
+    CorruptMessageError,
+    DisagreementError,
+    NonFiniteError,
+    SparsewireError,
+    StateError,
+)
+from ..exchange import NonFinite
+from ..groups import Alone, drive
 from ..groups.distributed import DistributedGroup
+from ..groups.hierarchy import IntraNode
+from ..groups.thread import ExchangeThread
+from ..memory import MomentumCorrection
 from ..report import Report
-from ..requests import Routine
 from ..scheme import AnyScheme, as_scheme
 from ..selectors import Selector
-from ..session import Session, Topology, handshake
-from .model import check_momentum, check_optimizer, named_parameters
+from ..session import Session
+from .base import Attached, meet
+from .hook import activate, check_is_free, deactivate, register
+from .model import check_nonfinite, check_optimizer, check_scaler, named_parameters, search_ddp
+from .shown import Shown
+from .updates import StepAhead, Updates
+from .weights import check_outer
 
-Result = TypeVar("Result")
+log = logging.getLogger("sparsewire.updates")
+
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+Found = tuple[NonFinite | None, float]
 
 
-class DistributedOptimizer(torch.optim.Optimizer):
-    """An optimizer whose gradients are exchanged sparsely between ranks in `step()`.
+class SparseUpdates(Attached):
+    """The exchange of one model's updates.
 
-    p = γ·g + e, q = C(p), x ← x − mean(q), e ← p − q (Eghlidi & Jaggi 2020, Algorithm 1), with the
-    update handed to `optimizer` as the gradient mean(q)/γ: momentum, weight decay and adaptive
-    steps then work on the mean.
-
-    Arguments:
-        model: the module, not wrapped in DDP; its weights are made equal on all ranks.
-        optimizer: any optimizer over the model's parameters.
-        scheme: a `Scheme`, a selector, or either one's text.
-        process_group: the ranks; the default group if None, and no exchange at all without one.
-        timeout: seconds, or a `timedelta`, after which a rank that does not answer is an error.
+    `attach(model, scheme, optimizer=optimizer, communicate="updates")` makes it, and has its
+    arguments. All ranks must make one, with the same scheme, options and model, which they compare
+    at once.
     """
 
     def __init__(
         self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        model: object,
         scheme: AnyScheme | Selector | str,
         *,
+        optimizer: Optimizers | None,
+        every: int = 1,
+        delay: Literal[0, 1] = 0,
+        step_ahead: StepAhead | None = None,
+        outer: torch.optim.Optimizer | None = None,
         process_group: dist.ProcessGroup | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        on_nonfinite: Literal["raise", "skip"] = "raise",
         timeout: float | timedelta = 60.0,
+        intra_node: IntraNode | None = None,
+        intra_node_dtype: torch.dtype | None = None,
     ) -> None:
-        if not isinstance(model, nn.Module):
+        ddp = search_ddp(model)
+        module = ddp.module if ddp is not None else model
+        if not isinstance(module, nn.Module):
+            raise AttachError(f"attach() needs a module, not {type(module).__name__}")
+        chosen = as_scheme(scheme)
+        parameters = named_parameters(module)
+        optimizers = _check_optimizers(optimizer, parameters)
+        _check_memory(chosen)
+        _check_whole("every", every, 1)
+        _check_whole("delay", delay, 0, 1)
+        step_ahead = _check_ahead(step_ahead, chosen, intra_node is not None)
+        check_outer(outer, parameters)
+        check_nonfinite(on_nonfinite)
+        scaler = check_scaler(scaler)
+        if ddp is not None:
+            check_is_free(ddp)
+            process_group = ddp.process_group
+        if module in _attached:
             raise AttachError(
-                f"DistributedOptimizer takes the model first, and this is {type(model).__name__}: "
-                f"write DistributedOptimizer(model, optimizer, scheme)"
+                "this model is attached already: call detach() on what attach() returned"
             )
-        self.scheme = as_scheme(scheme)
-        check_optimizer(optimizer, model.parameters())
-        named = named_parameters(model)
-        check_momentum(self.scheme.memory, optimizer)
-        self.optimizer = optimizer
-        # the wrapped optimizer's own lists, so that schedulers and scalers see one optimizer
-        self.defaults = optimizer.defaults
-        self.param_groups = optimizer.param_groups
-        self.state = optimizer.state
-        self._named = {id(p): (name, p) for name, p in named.items()}
-        self._device = next(iter(named.values())).device
-        kernels.prepare(self._device.type)
-        self._join(Alone())
-        if dist.is_initialized():
-            group = DistributedGroup(process_group, timeout, self._device)
-            drive(handshake(group.rank, self.scheme, named), group, Counters())
-            group.broadcast([*model.parameters(), *model.buffers()])
-            self._join(group)
-        self._patch_hooks()
 
-    def _join(self, group: Group) -> None:
-        """Exchange over this group from now on, with nothing kept yet."""
-        self.group = group
-        shapes = {name: tuple(p.shape) for name, p in self._named.values()}
-        self._session = Session(self.scheme, shapes, Topology(group.rank, group.size))
+        options = f"updates {on_nonfinite} {every} {delay} {step_ahead} {type(outer).__name__}"
+        is_alone = not dist.is_initialized()
+        meeting = meet(
+            process_group,
+            chosen,
+            parameters,
+            options,
+            timeout,
+            intra_node,
+            intra_node_dtype,
+            is_alone,
+        )
+        if ddp is None and isinstance(meeting.group, DistributedGroup):
+            meeting.group.broadcast([*module.parameters(), *module.buffers()])
+        shapes = {name: tuple(p.shape) for name, p in parameters.items()}
+        self.every = every
+        self.delay = delay
+        self.local_step = 0
+        self._meeting = meeting
+        self._updates = Updates(
+            Session(chosen, shapes, meeting.topology),
+            parameters,
+            step_ahead=step_ahead,
+            outer=outer,
+            buffers=() if ddp is not None else tuple(module.buffers()),
+            is_delayed=bool(delay),
+        )
+        self._outer = outer
+        self._error: SparsewireError | None = None
+        self._future: Future[Found] | None = None  # the exchange under way
+        self._device = next(iter(parameters.values())).device
+        on_cuda = self._device.type == "cuda"
+        self._stream = torch.cuda.Stream(self._device) if on_cuda else None  # type: ignore[no-untyped-call]
+        self._thread: ExchangeThread | None = None
+        if isinstance(meeting.group, DistributedGroup):
+            self._thread = ExchangeThread(meeting.group, self._break)
+        self._on_nonfinite = on_nonfinite
+        self._scaler = scaler
+        self._optimizers = [weakref.ref(each) for each in optimizers]
+        self._stepped: set[int] = set()
+        self._is_resumed = False  # loaded, and no step since
+        self._shown = Shown(module, parameters, self._show, self._adopt)
+        self._hooks: list[Any] = [self._shown]
+        for each in optimizers:
+            self._hooks.append(each.register_step_pre_hook(self._before_step))
+            self._hooks.append(each.register_step_post_hook(self._after_step))
+        if scaler is not None:
+            self._hooks.append(_Watched(scaler, self._after_scaler))
+        self._module = weakref.ref(module)
+        self._ddp = None if ddp is None else weakref.ref(ddp)
+        if self._thread is not None:  # the thread stops if the model goes without a detach
+            self._last_resort = weakref.finalize(module, self._thread.stop)
+        _attached[module] = self
+        if ddp is not None:
+            activate(ddp, self)
+            try:
+                register(ddp)
+            except AttachError:
+                self.detach()
+                raise
 
-    def _patch_hooks(self) -> None:
-        """What `Optimizer.__init__` would set up beside the lists that are shared here."""
-        for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
-            setattr(self, name, getattr(self.optimizer, name))
-
-    _step_supports_amp_scaling = True  # so that a GradScaler calls step(), which then refuses
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Exchange the gradients, then step. All ranks must call it."""
-        if getattr(self, "grad_scale", None) is not None:
-            raise AttachError(
-                "DistributedOptimizer does not work with a GradScaler, which decides on each rank "
-                "by itself whether to step; use DDP and attach(…, scaler=scaler)"
-            )
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        rates = self._rates()
-        if rates:
-            self._exchange(rates)
-        self.optimizer.step()
-        return loss
-
-    def _rates(self) -> dict[str, tuple[nn.Parameter, float]]:
-        """Parameter and γ by name; where γ is 0 nothing is deposited and nothing is sent."""
-        rates = {}
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if id(parameter) not in self._named:
-                    continue
-                if float(group["lr"]) == 0:
-                    parameter.grad = None  # a rank's own gradient must not reach its momentum
-                else:
-                    name, _ = self._named[id(parameter)]
-                    rates[name] = (parameter, float(group["lr"]))
-        return rates
-
-    def _exchange(self, rates: dict[str, tuple[nn.Parameter, float]]) -> None:
-        transaction = self._session.begin()
-        dtype = torch.float32
-        for parameter, _ in rates.values():
-            dtype = torch.promote_types(dtype, parameter.dtype)
-        shapes = {name: tuple(parameter.shape) for name, (parameter, _) in rates.items()}
-        unit = transaction.unit(0, shapes, dtype, self._device)
-        for name, view in unit.views():
-            parameter, rate = rates[name]
-            if parameter.grad is None:
-                view.zero_()
-            else:
-                view.copy_(parameter.grad).mul_(rate)  # in the residual's type
-        self.group.doing = f"the exchange of step {transaction.number}"
-        try:
-            self._drive(transaction.exchange(unit))
-            non_finite = self._drive(transaction.agree())
-        except BaseException:
-            transaction.rollback()
-            raise
-        if non_finite is not None:
-            transaction.rollback()
-            raise NonFiniteError(
-                f"NaN or infinity in the gradient at step {transaction.number}: {non_finite}. No "
-                f"rank took the step and no memory changed"
-            )
-        transaction.commit()
-        for name, view in unit.views():
-            parameter, rate = rates[name]
-            mean = view.div(rate).to(parameter.dtype)
-            parameter.grad = mean if parameter.grad is None else parameter.grad.copy_(mean)
-
-    def _drive(self, routine: Routine[Result]) -> Result:
-        return drive(routine, self.group, self._session.counters)
+    # -- what DDP needs --------------------------------------------------------------------------
 
     @property
-    def steps(self) -> int:
-        """Steps exchanged so far, those before a restart included."""
-        return self._session.steps
+    def model(self) -> weakref.ref[DistributedDataParallel]:
+        """The DDP module that this is attached to."""
+        assert self._ddp is not None
+        return self._ddp
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients."""
-        self.optimizer.zero_grad(set_to_none)
+    @property
+    def process_group(self) -> dist.ProcessGroup:
+        """That of DDP."""
+        model = self.model()
+        assert model is not None
+        return model.process_group
 
-    def state_dict(self) -> dict[str, Any]:
-        """The optimizer's state and this rank's memory: every rank saves its own."""
-        return {**self._session.state_dict(), "optimizer": self.optimizer.state_dict()}
+    def take(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        """Leave a bucket's gradients as they are: DDP's communication hook."""
+        devices = [self._device] if self._device.type != "cpu" else None
+        future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)  # type: ignore[arg-type]
+        future.set_result(bucket.buffer())
+        return future
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned on this rank."""
-        self._session.check(state_dict)
-        if "optimizer" not in state_dict:
-            raise StateError("the saved state lacks the optimizer's")
-        self._session.load_state_dict(state_dict)
-        self.optimizer.load_state_dict(state_dict["optimizer"])
-        self.param_groups = self.optimizer.param_groups
-        self.state = self.optimizer.state
+    # -- around the optimizer's step -------------------------------------------------------------
 
-    def close(self) -> None:
-        """Leave the group; the optimizer cannot step any more."""
-        if isinstance(self.group, DistributedGroup):
-            self.group.close()
+    @torch.no_grad()
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        self._show(False)
+        if self._scaler is not None:
+            return None  # it leaves out what is not finite
+        closure = options.get("closure", arguments[1] if len(arguments) > 1 else None)
+        if not callable(closure):
+            self._leave_out_bad()
+            return None
+
+        is_first = True
+
+        def checked() -> Any:
+            nonlocal is_first
+            loss = closure()
+            if is_first:  # where else it looks is the optimizer's own affair
+                self._leave_out_bad()
+            is_first = False
+            return loss
+
+        if "closure" in options:
+            return arguments, {**options, "closure": checked}
+        return (arguments[0], checked, *arguments[2:]), options
+
+    def _leave_out_bad(self) -> None:
+        """Let no optimizer see the gradients if any of them is not finite."""
+        parameters = {
+            name: p for name, p in self._updates.weights.parameters.items() if p.grad is not None
+        }
+        bad = _first_bad(parameters)
+        if bad is None:
+            return
+        found = f"NaN or infinity in the gradient of {bad} at step {self.steps}"
+        for parameter in parameters.values():
+            parameter.grad = None  # an optimizer leaves these out, its own state as well
+        if self._on_nonfinite == "skip":
+            log.warning("%s; this rank leaves its local step out", found)
+            self._session.counters.skipped += 1
+        else:
+            self._updates.bad = bad
+
+    @torch.no_grad()
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        self._is_resumed = False
+        self._stepped.add(id(optimizer))
+        if len(self._stepped) < len(self._optimizers):
+            return
+        self._stepped.clear()
+        self.local_step += 1
+        if self.local_step == self.every:
+            self.local_step = 0
+            self._end_round()
+
+    def _after_scaler(self, optimizer: object, has_stepped: bool) -> None:
+        """A GradScaler that leaves a step out on one rank: the others wait for it all the same."""
+        if not has_stepped and any(each() is optimizer for each in self._optimizers):
+            assert isinstance(optimizer, torch.optim.Optimizer)
+            self._show(False)
+            self._after_step(optimizer)
+
+    def _end_round(self) -> None:
+        updates = self._updates
+        if not self.delay:
+            updates.collect()
+            self._start()
+            self._finish()
+            updates.begin()
+            return
+        self._finish()
+        updates.collect()
+        updates.begin_early()
+        self._start()
+
+    def _start(self) -> None:
+        """Let the exchange begin."""
+        self._future = Future()
+        if self._thread is None:
+            self._exchange(self._future, None)
+            return
+        event = None
+        if self._stream is not None:
+            event = torch.cuda.current_stream(self._device).record_event()
+        if self._thread.broken is not None:
+            self._break(self._thread.broken)
+            return
+        future, what = self._future, f"the exchange of step {self.steps}"
+        self._thread.submit(what, lambda: self._exchange(future, event))
+
+    @torch.no_grad()
+    def _exchange(self, future: Future[Found], ready: torch.cuda.Event | None) -> None:
+        """Run on the exchange thread, if there is one."""
+        stream = torch.cuda.stream(self._stream) if self._stream else nullcontext()
+        with stream:
+            if self._stream is not None and ready is not None:
+                self._stream.wait_event(ready)
+            routine = self._updates.exchange()
+            try:
+                found = drive(routine, self._meeting.driver, self._session.counters)
+            except (DisagreementError, CorruptMessageError) as error:
+                # all ranks see these at the same place: the group lives on
+                _fail(future, error)
+                return
+            if self._stream is not None:
+                self._stream.synchronize()
+            with suppress(InvalidStateError):
+                future.set_result(found)
+
+    def _finish(self) -> None:
+        """Wait for the exchange under way, if there is one, and move the shared weights."""
+        if self._future is None:
+            return
+        number = self.steps
+        try:
+            found, ahead = self._future.result()  # which `_break` finds meanwhile
+        except SparsewireError as error:
+            self._error = error
+            self._updates.begin()
+            raise
+        finally:
+            self._future = None
+        self._updates.apply(found, ahead)
+        if found is not None and self._on_nonfinite == "raise":
+            self._updates.begin()
+            self._error = NonFiniteError(
+                f"NaN or infinity at step {number}: {found}. No rank took the step: weights and "
+                f"residual are those before it. Find the cause, or pass on_nonfinite='skip' to "
+                f"leave such steps out on the rank that has them"
+            )
+            raise self._error
+
+    def _break(self, error: SparsewireError) -> None:
+        """The group is broken: nobody may wait for it any longer."""
+        self._error = error
+        if self._future is not None:
+            _fail(self._future, error)
+
+    # -- which weights the parameters hold -------------------------------------------------------
+
+    @contextmanager
+    def shared_weights(self) -> Any:
+        """Let the model hold the weights that are equal on all ranks, for as long as this lasts.
+
+        Evaluation (`model.eval()`), `model.state_dict()` and exports see them anyway. This is for
+        whatever else reads parameters, such as a moving average of the weights.
+        """
+        was_shown = self._updates.weights.shows_shared
+        self._show(True)
+        try:
+            yield
+        finally:
+            self._show(was_shown)
+
+    @torch.no_grad()
+    def _show(self, shared: bool) -> None:
+        weights = self._updates.weights
+        if shared:
+            weights.show_shared(keeps_live=self._keeps_live)
+        elif weights.shows_shared:
+            residual = self._updates.residual
+            weights.show_live(self._updates.mean, residual, self._updates.ahead)
+
+    @property
+    def _keeps_live(self) -> bool:
+        """Whether the live weights are more than shared ones and residual tell."""
+        return bool(self.local_step or self._stepped or self.delay)
+
+    @torch.no_grad()
+    def _adopt(self, names: Sequence[str]) -> None:
+        """The model was loaded: its weights are the shared ones."""
+        self._updates.weights.adopt(names, keeps_live=self._is_resumed)
+
+    # -- what the user reads and saves -----------------------------------------------------------
+
+    @property
+    def _session(self) -> Session:
+        return self._updates.session
+
+    @property
+    def group(self) -> DistributedGroup | Alone:
+        """All ranks that take part."""
+        return self._meeting.group
+
+    @property
+    def error(self) -> SparsewireError | None:
+        """The last failure in full, as `optimizer.step()` raised it."""
+        return self._error
+
+    @property
+    def step_ahead(self) -> float:
+        """λ: how much of its residual this rank's live weights are ahead of the shared ones."""
+        return self._updates.ahead
 
     def report(self, layers: bool = False) -> Report:
-        """Bytes, ratios, times and the health of the memory, as `SparseHookState.report`."""
-        return self._session.report(layers)
+        """Running totals: bytes, ratios, times and the health of the memory.
+
+        With `layers=True` the norms are also listed by parameter.
+        """
+        return replace(super().report(layers), every=self.every)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank must save, beside model and optimizers, to go on as if never stopped.
+
+        It waits for an exchange that is under way, and saves its result.
+        """
+        mean, ahead = None, self.step_ahead
+        if self._future is not None:
+            found, ahead = self._future.result()
+            mean = None if found is not None else self._updates.weights.values(self._updates.mean)
+        return {
+            **super().state_dict(),
+            "updates": {
+                "local_step": self.local_step,
+                "every": self.every,
+                "delay": self.delay,
+                "step_ahead": ahead,
+                "weights": self._updates.weights.save(self._keeps_live),
+                "mean": None if mean is None else {n: t.clone() for n, t in mean.items()},
+                "buffers": None if self._future is None else self._updates.packed,
+                "outer": None if self._outer is None else deepcopy(self._outer.state_dict()),
+            },
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
+        """Go on from what `state_dict` returned on this rank; load model and optimizers as well.
+
+        With `strict=False` the scheme may be another one, if its memory is of the same kind.
+        """
+        self._check(state, strict)
+        updates, weights = self._updates, self._updates.weights
+        saved = _check_saved(state.get("updates"), weights.shapes)
+        if (saved["every"], saved["delay"]) != (self.every, self.delay):
+            raise StateError(
+                f"the saved state is of every={saved['every']}, delay={saved['delay']}, and this "
+                f"model runs every={self.every}, delay={self.delay}: attach with the saved ones"
+            )
+        if (saved["outer"] is None) != (self._outer is None):
+            raise StateError(
+                "the saved state has an outer optimizer and this model none, or the other way "
+                "round: attach with the same outer="
+            )
+        if self._outer is not None:  # first, since it may refuse
+            _load_outer(self._outer, saved["outer"])
+        if self._future is not None:
+            with suppress(SparsewireError):
+                self._future.result()  # nobody else may write to the residual now
+        self._session.load_state_dict(state, strict)
+        self._show(False)
+        weights.load(saved["weights"])
+        updates.ahead = saved["step_ahead"]
+        self.local_step = saved["local_step"]
+        self._stepped.clear()
+        self._future = None
+        if self.delay and saved["mean"] is not None:
+            for name, view in weights.values(updates.mean).items():
+                view.copy_(saved["mean"][name])
+            updates.packed = saved["buffers"]
+            self._future = Future()
+            self._future.set_result((None, updates.ahead))
+        self._is_resumed = True
+        if "live" in saved["weights"]:
+            weights.load_live(saved["weights"]["live"])
+        else:
+            updates.begin()
+
+    @torch.no_grad()
+    def detach(self) -> None:
+        """Give the model the shared weights, and stop exchanging: call it on all ranks.
+
+        What was not sent, and local steps since the last exchange, are dropped.
+        """
+        if not self._hooks:
+            return
+        self._show(False)
+        if self._future is not None:
+            with suppress(SparsewireError):
+                self._finish()
+        self._updates.weights.show_shared(keeps_live=False)
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        module = self._module()
+        if module is None or _attached.get(module) is not self:
+            return
+        del _attached[module]
+        if self._ddp is not None:
+            deactivate(self)
+        if self._thread is not None:
+            self._last_resort.detach()
+            self._thread.stop()
+            if self._thread.broken is not None:
+                return
+        self._meeting.close()
+
+
+_attached: weakref.WeakKeyDictionary[nn.Module, SparseUpdates] = weakref.WeakKeyDictionary()
+
+
+class _Watched:
+    """Tells who asks whether a GradScaler's `step` called the optimizer's."""
+
+    def __init__(self, scaler: torch.amp.GradScaler, tell: Any) -> None:
+        self._scaler, self._tell = scaler, tell
+        self._plain = scaler.step  # which another model may watch as well
+        self._watched = self._step
+        scaler.step = self._watched  # type: ignore[method-assign]
+
+    def _step(self, optimizer: torch.optim.Optimizer, *arguments: Any, **options: Any) -> Any:
+        stepped = False
+
+        def note(*_: object) -> None:
+            nonlocal stepped
+            stepped = True
+
+        hook = optimizer.register_step_post_hook(note)
+        try:
+            result = self._plain(optimizer, *arguments, **options)
+        finally:
+            hook.remove()
+        if self._tell is not None:
+            self._tell(optimizer, stepped)
+        return result
+
+    def remove(self) -> None:
+        self._tell = None
+        if self._scaler.step is self._watched:
+            self._scaler.step = self._plain  # type: ignore[method-assign]
+
+
+def _fail(future: Future[Found], error: BaseException) -> None:
+    with suppress(InvalidStateError):
+        future.set_exception(error)
+
+
+def _first_bad(parameters: Mapping[str, nn.Parameter]) -> str | None:
+    """Return the name of the first parameter whose gradient is not finite."""
+    gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None and p.numel()}
+    if not gradients:
+        return None
+    norms = torch._foreach_norm(list(gradients.values()), ord=float("inf"))
+    fine = torch.stack([norm.isfinite() for norm in norms])
+    if bool(fine.all()):
+        return None
+    return list(gradients)[int((~fine).nonzero()[0])]
+
+
+def _load_outer(outer: torch.optim.Optimizer, saved: Any) -> None:
+    """Load an optimizer's state, which it checks before it changes anything."""
+    try:
+        outer.load_state_dict(deepcopy(saved))  # or it would go on training on what was saved
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise StateError(f"the saved state of the outer optimizer does not fit: {error}") from error
+
+
+def _check_optimizers(
+    optimizer: Optimizers | None, parameters: Mapping[str, nn.Parameter]
+) -> list[torch.optim.Optimizer]:
+    if optimizer is None:
+        raise AttachError(
+            "communicate='updates' needs the optimizer, or a list of all that step the model: "
+            "attach(…, optimizer=optimizer)"
+        )
+    optimizers: list[Any] = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    for each in optimizers:
+        check_optimizer(each, parameters.values())
+    if not optimizers:
+        raise AttachError("optimizer is an empty list: pass those that step the model")
+    return optimizers
+
+
+def _check_memory(scheme: AnyScheme) -> None:
+    if isinstance(scheme.memory, MomentumCorrection):
+        raise AttachError(
+            "MomentumCorrection is for communicate='gradients': updates have the optimizer's own "
+            "momentum in them already; use memory=ErrorFeedback()"
+        )
+
+
+def _check_whole(name: str, value: object, least: int, most: int | None = None) -> None:
+    fits = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    if not fits or (most is not None and isinstance(value, int) and value > most):
+        bound = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise AttachError(f"{name} is a whole number {bound}, not {value!r}")
+
+
+def _check_ahead(
+    step_ahead: StepAhead | None, scheme: AnyScheme, is_hierarchical: bool
+) -> StepAhead:
+    """Return λ: measured, unless said otherwise or there is no residual to be ahead by."""
+    has_residual = bool(scheme.memory.fields) and not is_hierarchical
+    if step_ahead is None:
+        return "auto" if has_residual else 0.0
+    is_number = isinstance(step_ahead, (int, float)) and not isinstance(step_ahead, bool)
+    if step_ahead != "auto" and not (is_number and 0 <= float(step_ahead) <= 1):
+        raise AttachError(f"step_ahead is a share from 0 to 1, or 'auto', not {step_ahead!r}")
+    if step_ahead != 0 and is_hierarchical:
+        raise AttachError(
+            "step_ahead needs every rank's own residual, and with intra_node= one rank of a "
+            "machine keeps it for all: leave step_ahead out"
+        )
+    if step_ahead != 0 and not has_residual:
+        raise AttachError("step_ahead needs a residual, and NoMemory() keeps none: leave it out")
+    return step_ahead
+
+
+def _check_saved(saved: Any, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Any]:
+    """Refuse what `state_dict` cannot have returned."""
+    if saved is None:
+        raise StateError(
+            "the saved state is of an exchange of gradients: attach with communicate='gradients'"
+        )
+    try:
+        kept = saved["weights"]
+        tensors = [*kept.values(), *([saved["mean"]] if saved["mean"] else [])]
+        is_fine = (
+            0 <= saved["local_step"] < saved["every"]
+            and ("live" in kept or not (saved["local_step"] or saved["delay"]))
+            and ("start" in kept or not saved["delay"])
+            and 0 <= saved["step_ahead"] <= 1
+            and saved["delay"] in (0, 1)
+            and "outer" in saved
+            and all({n: tuple(t.shape) for n, t in held.items()} == shapes for held in tensors)
+            and all(bool(t.isfinite().all()) for held in tensors for t in held.values())
+        )
+    except (AttributeError, KeyError, TypeError) as error:
+        raise StateError("the saved state of the updates cannot be read") from error
+    if not is_fine:
+        raise StateError("the saved state of the updates does not fit this model")
+    assert isinstance(saved, Mapping)
+    return saved

@@ -21,10 +21,10 @@ from ..errors import CorruptMessageError, DisagreementError, NonFiniteError, Spa
 from ..exchange import NonFinite
 from ..groups import drive
 from ..groups.distributed import DistributedGroup
-from ..groups.hierarchy import Hierarchy
 from ..groups.thread import ExchangeThread, Promise
 from ..requests import Routine
 from ..session import Session, Transaction, Unit
+from .base import Meeting
 from .model import gradient_views
 from .scaling import Scaling
 
@@ -62,15 +62,15 @@ class Pipeline:
     def __init__(
         self,
         session: Session,
-        group: DistributedGroup,
-        hierarchy: Hierarchy | None,
+        meeting: Meeting,
         parameters: dict[str, nn.Parameter],
         scaling: Scaling,
         on_nonfinite: Literal["raise", "skip"],
     ) -> None:
         self.session = session
-        self.group = group
-        self.hierarchy = hierarchy
+        assert isinstance(meeting.group, DistributedGroup)
+        self.meeting = meeting
+        self.group = meeting.group
         self.scaling = scaling
         self.called = False
         self.dropped = False  # the last step was skipped, and the optimizer must not take it
@@ -82,7 +82,7 @@ class Pipeline:
         self._step = _Step()
         on_cuda = self._device.type == "cuda"
         self._stream = torch.cuda.Stream(self._device) if on_cuda else None  # type: ignore[no-untyped-call]
-        self.thread = ExchangeThread(group, self._break)
+        self.thread = ExchangeThread(self.group, self._break)
 
     # -- on the thread that runs backward --------------------------------------------------------
 
@@ -175,7 +175,7 @@ class Pipeline:
         return transaction.unit(key, shapes, dtype, self._device, flat)
 
     def _drive(self, routine: Routine[Result]) -> Result:
-        return drive(routine, self.hierarchy or self.group, self.session.counters)
+        return drive(routine, self.meeting.driver, self.session.counters)
 
     def _finish(self, step: _Step, transaction: Transaction) -> None:
         non_finite = self._drive(transaction.agree())

@@ -24,7 +24,7 @@ from ..requests import Routine, all_gather
 from ..scheme import AnyScheme, Scheme
 from ..segments import Segments, Shape
 from ..selectors import Coordination, Selector
-from ..state import StepState
+from ..state import RESIDUAL, StepState
 from ..workspace import Workspace
 from .capture import Captured
 
@@ -106,6 +106,14 @@ class Simulation:
         """Whether an exchange is one launch by now."""
         return self._phase is not None and self._phase.is_captured
 
+    def residual(self, rank: int) -> Tensor:
+        """What a worker has not sent yet; zeros if nothing is kept."""
+        size = self.segments.size
+        kept = self._pages[self.step % 2][rank].get(RESIDUAL)
+        if kept is None or RESIDUAL not in self._kept:
+            return torch.zeros(size, device=self._device)
+        return kept[:size]
+
     def scale(self, factor: float) -> None:
         """Multiply what is kept back, for another learning rate: by the old over the new."""
         for page in self._pages[self.step % 2]:
@@ -162,7 +170,8 @@ class _Phase:
         """Exchange; what was found wrong is noted on the device."""
         all_counters = [Counters() for _ in self._work]
         runs = self._runs(all_counters)
-        if self.scheme.memory.kept_as(torch.float32) == torch.float32:
+        memory = self.scheme.memory
+        if memory.kept_as(torch.float32) == torch.float32 and memory.decay == 1:
             found = self._group.follow(runs, all_counters)
             # the others end before they would tell what they found in their own gradients
             own = [
@@ -170,7 +179,7 @@ class _Phase:
             ]
             worst = torch.stack([found.non_finite, *own]).amax()
             self._note([replace(found, non_finite=worst)])
-        else:  # memories are rounded when all is over
+        else:  # memories are rounded, and decay, when all is over
             self._note(self._group.drive(runs, all_counters))
 
     def _runs(self, all_counters: Sequence[Counters]) -> list[Routine[Finding]]:

@@ -67,6 +67,12 @@ def test_names_of_schemes(typed: str, name: str) -> None:
     assert contenders.kind(name) == "scheme"
 
 
+def test_names_of_schemes_for_updates() -> None:
+    assert contenders.scheme("updates  TopK(ratio=0.01)") == "updates TopK(0.01)"
+    assert contenders.scheme("updates TopK(0.01)") == "updates TopK(0.01)"
+    assert contenders.kind("updates TopK(0.01)") == "scheme"
+
+
 def test_an_unknown_peer() -> None:
     with pytest.raises(sw.errors.SchemeError, match="did you mean powersgd-1"):
         contenders.peer("powersgd1")

@@ -113,7 +113,8 @@ def _count_bytes(name: str) -> tuple[list[int], list[dict[str, tuple[int, ...]]]
     torch.manual_seed(0)
     # More than DDP's first bucket holds, so that there are several.
     net = nn.Sequential(nn.Linear(64, 4096), nn.ReLU(), nn.Linear(4096, 100), nn.Linear(100, 10))
-    entry = Entry(name, net, perf_counter, 30)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    entry = Entry(name, net, optimizer, perf_counter, 30)
     counts = []
     for step in range(6):
         if step == 3:

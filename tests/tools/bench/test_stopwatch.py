@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparsewire.adapters.updates import SAMPLE
 from sparsewire.counters import STAGES
 from sparsewire.tools.bench.contenders import COMPUTE, DENSE, Entry
 from sparsewire.tools.bench.stopwatch import PARTS, Marks, Step, split, steps
@@ -44,6 +45,14 @@ def test_parts_of_a_step() -> None:
     assert found.busy["exchange"] == 4.0
     assert found.hidden == {"select": 1.0, "encode": 0.0, "exchange": 1.0, "decode": 0.0}
     assert found.seconds == 10.0
+
+
+def test_an_exchange_in_the_optimizers_step() -> None:
+    found = split(MARKS, [("select", 9.1, 9.2), ("exchange", 9.3, 9.7)])
+    assert found.parts["exchange"] == pytest.approx(0.4)
+    assert found.parts["select"] == pytest.approx(0.1)
+    assert found.parts["optimizer"] == pytest.approx(0.5)
+    assert found.seconds == pytest.approx(10.0)
 
 
 def test_no_exchange_at_all() -> None:
@@ -83,8 +92,9 @@ def _take(names: list[str]) -> list[dict[str, Any]]:
     workload = Workload(net, lambda model: model(torch.ones(2, 64)).square().mean())
     told = []
     for name in names:
-        entry = Entry(name, net, perf_counter, 30)
-        taking = steps(entry, workload, torch.optim.SGD(net.parameters(), lr=0.01), dist.barrier)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        entry = Entry(name, net, optimizer, perf_counter, 30)
+        taking = steps(entry, workload, optimizer, dist.barrier)
         taken: list[Step] = list(itertools.islice(taking, 4))
         sent, asked = entry.sent(dist.get_world_size()), len(entry.starts)
         wrapper = weakref.ref(entry.model)
@@ -98,15 +108,17 @@ def _take(names: list[str]) -> list[dict[str, Any]]:
 
 @pytest.mark.xdist_group("ranks 1")  # where two ranks are kept running
 def test_contenders_follow_each_other_on_one_model(two: Cluster) -> None:
-    names = [DENSE, COMPUTE, "TopK(0.1)", "PowerSGD rank 1", COMPUTE]
+    names = [DENSE, COMPUTE, "TopK(0.1)", "PowerSGD rank 1", COMPUTE, "updates TopK(0.1)"]
     for told in two.run(_take, names):
         assert all(turn["gone"] for turn in told), "DDP still lives, and acts on the model"
-        dense, alone, sparse, low_rank, again = told
+        dense, alone, sparse, low_rank, again, updates = told
         assert dense["asked"] == 1
         assert dense["sent"] == 4 * 4 * (64 * 256 + 256 + 256 * 4 + 4)  # a ring of two
         assert 0 < sparse["sent"] < dense["sent"]
         assert 0 < low_rank["sent"] < dense["sent"]
+        assert updates["sent"] == sparse["sent"] + 2 * 4 * SAMPLE  # compared in rounds 1 and 2
         assert alone["sent"] == again["sent"] == 0
         for turn in (alone, again):
             assert all(not any(step.busy.values()) for step in turn["taken"])
-        assert all(step.busy["exchange"] > 0 for step in sparse["taken"] + dense["taken"])
+        for turn in (sparse, dense, updates):
+            assert all(step.busy["exchange"] > 0 for step in turn["taken"])

@@ -12,7 +12,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from sparsewire.adapters.ddp import SparseHookState, attach
+from sparsewire.adapters.attach import attach
+from sparsewire.adapters.base import Attached
 from sparsewire.errors import SchemeError
 from sparsewire.notation import nearest, short
 from sparsewire.report import dense_traffic
@@ -20,6 +21,7 @@ from sparsewire.scheme import as_scheme
 
 COMPUTE = "compute alone"
 DENSE = "dense DDP"
+UPDATES = "updates "  # before a scheme: it exchanges updates, and not gradients
 Hook = Callable[[Any, Any], torch.futures.Future[torch.Tensor]]
 
 _ONE_BUCKET = 1 << 20  # MiB: torch's PowerSGD hangs on Gloo with more than one
@@ -82,7 +84,9 @@ def peer(text: str) -> str:
 
 def scheme(text: str) -> str:
     """The name of a scheme as it stands in tables, from what a person typed."""
-    return short(repr(as_scheme(text)))
+    given = text.strip()
+    how = UPDATES if given.startswith(UPDATES) else ""
+    return how + short(repr(as_scheme(given.removeprefix(UPDATES).strip())))
 
 
 def kind(name: str) -> str:
@@ -94,14 +98,22 @@ def kind(name: str) -> str:
 
 class Entry:
     """A contender at work on a model: `model` is what to train, `starts` when the exchange of each
-    bucket of a step was asked for, if the contender does not tell more than that.
+    bucket of a step was asked for, if the contender does not tell more than that. `optimizer` is
+    the one that will step the model.
     """
 
-    def __init__(self, name: str, model: nn.Module, clock: Callable[[], float], timeout: float):
+    def __init__(
+        self,
+        name: str,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        clock: Callable[[], float],
+        timeout: float,
+    ) -> None:
         self.model = model
         self.starts: list[float] = []
         self.warm_up = 2
-        self.wire: SparseHookState | None = None
+        self.wire: Attached | None = None
         self._peer = PEERS.get(name)
         self._state: Any = None
         self._values = 0  # that DDP handed over
@@ -116,7 +128,13 @@ class Entry:
         )
         if self._peer is None:
             self.warm_up = 3
-            self.wire = attach(ddp, name, timeout=timeout)
+            self.wire = attach(
+                ddp,
+                name.removeprefix(UPDATES),
+                optimizer=optimizer,
+                communicate="updates" if name.startswith(UPDATES) else "gradients",
+                timeout=timeout,
+            )
         else:
             self.warm_up = self._peer.warm_up
             self._state = self._peer.state()

@@ -76,7 +76,7 @@ class _Course:
         # Weights that have learnt for longer have smaller gradients, down to denormal ones.
         self._workload.model.load_state_dict(self._start)
         optimizer = torch.optim.SGD(self._workload.model.parameters(), lr=0.01)
-        entry = Entry(name, self._workload.model, perf_counter, self._plan.timeout)
+        entry = Entry(name, self._workload.model, optimizer, perf_counter, self._plan.timeout)
         taking = steps(entry, self._workload, optimizer, dist.barrier)
         try:
             for _ in range(entry.warm_up):

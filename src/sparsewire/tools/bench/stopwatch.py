@@ -102,11 +102,16 @@ def split(marks: Marks, stages: Sequence[Stage]) -> Step:
     shown = dict.fromkeys((*STAGES, "wait"), 0.0)
     for stage, seconds in _after(marks.last_gradient, marks.returned, stages):
         shown[stage] += seconds
+    stepping = marks.ended - marks.returned
+    for stage, seconds in _after(marks.returned, marks.ended, stages):
+        if stage != "wait":  # an exchange of updates, which goes on in the optimizer's step
+            shown[stage] += seconds
+            stepping -= seconds
     parts = {
         "forward": marks.forwarded - marks.began,
         "backward": marks.last_gradient - marks.forwarded,
         **shown,
-        "optimizer": marks.ended - marks.returned,
+        "optimizer": stepping,
     }
     return Step(parts, busy, hidden)
 

@@ -145,7 +145,10 @@ def evaluate(model: nn.Module, examples: Examples, rank: int, workers: int) -> t
     """
     share = torch.arange(rank, len(examples), workers)
     right = 0
+    was_training = model.training
+    model.eval()
     for chosen in torch.split(share, _EVALUATION_BATCH):
         images, labels = examples.batch(chosen)
         right += int((model(images).argmax(dim=1) == labels).sum())
+    model.train(was_training)
     return right, len(share)

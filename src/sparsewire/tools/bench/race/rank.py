@@ -79,7 +79,7 @@ class _Training:
         self._seconds = 0.0  # of training, on the slowest rank
         self._wire: float | None = 0.0
         self._optimizer = _optimizer(plan, net)
-        self._entry = Entry(name, net, perf_counter, plan.timeout)
+        self._entry = Entry(name, net, self._optimizer, perf_counter, plan.timeout)
 
     def run(self) -> str | None:
         """Train until the target or the limit; returns why it could go on no further, if so."""

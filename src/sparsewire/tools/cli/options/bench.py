@@ -38,6 +38,7 @@ examples:
   sparsewire bench step --model resnet18 --rate 1gbit
   sparsewire bench step --rates 100mbit 1gbit 10gbit none --out runs/rates
   sparsewire bench step --loopback --hosts 2 --model transformer --peers dense
+  sparsewire bench step --schemes "TopK(0.01)" "updates TopK(0.01)"
   sparsewire bench step --model my_models:small --schemes "TopK(0.001)" --batch-size 32
 """
 
@@ -49,7 +50,7 @@ class BenchStep:
     model: Annotated[str, arg(metavar=MODELS)] = "mnist"
     """What is trained: one of these, or your own function(rank) that returns (model, loss)."""
     schemes: Annotated[tuple[str, ...], arg(metavar="SCHEME [SCHEME ...]")] = BENCH_SCHEMES
-    """sparsewire's schemes."""
+    """sparsewire's schemes; 'updates SCHEME' exchanges updates in place of gradients."""
     peers: Annotated[
         tuple[str, ...], arg(metavar="PEER [PEER ...]", help_behavior_hint=_ALL_PEERS)
     ] = PEERS
@@ -100,7 +101,7 @@ class BenchTrain:
     """Measure how long training takes to a target accuracy, dense and sparse."""
 
     schemes: Annotated[tuple[str, ...], arg(metavar="SCHEME [SCHEME ...]")] = RACE_SCHEMES
-    """sparsewire's schemes."""
+    """sparsewire's schemes; 'updates SCHEME' exchanges updates in place of gradients."""
     peers: Annotated[tuple[str, ...], arg(metavar="PEER [PEER ...]")] = ("dense",)
     """What they race against: dense, fp16, bf16, powersgd-1, powersgd-4, nothing."""
     target: Annotated[float, arg(metavar="ACCURACY")] = 0.97

@@ -1,0 +1,240 @@
+"""What accuracy costs: sparse against dense, each at its best learning rate on the same grid.
+
+Two tasks that a GPU trains in seconds and a laptop in minutes: ResNet-10 on CIFAR-10 with SGD and
+momentum, and a GPT of 0.8 million parameters on tiny shakespeare with AdamW. Differences to dense
+are taken seed by seed: the same weights to begin with, and the same batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean, stdev
+from typing import Any
+
+from ..recipe import ACCURACY, LOSS, Cell, Measure, Place, Recipe, Study
+from .eghlidi2020 import LAPTOP, corrected, recipe_of
+
+WORKERS = 8
+DENSE = "dense"
+_UPDATES = {"communicate": "updates"}
+_AHEAD = {"communicate": "updates", "step_ahead": "auto"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A scheme of the table, and what else it takes."""
+
+    name: str
+    scheme: str
+    how: Mapping[str, Any] = field(default_factory=dict)
+    is_corrected: bool = False
+
+    def recipe(self, recipe: Recipe) -> Recipe:
+        """The recipe with this row's changes."""
+        return replace(corrected(recipe) if self.is_corrected else recipe, **self.how)
+
+
+def _ahead(share: float) -> dict[str, Any]:
+    return {**_UPDATES, "step_ahead": share}
+
+
+def _two_bits(selector: str, more: str = "") -> str:
+    return f"Scheme({selector}, values=TwoBit(){more})"
+
+
+def _local(every: int, **how: Any) -> dict[str, Any]:
+    return {**_UPDATES, "every": every, **how}
+
+
+_ALL = ", dense_1d=False"
+_OWNERS = ", collective=Sharded(0.05), dense_1d=False"
+
+COMMON = (
+    Row(DENSE, "Dense()"),
+    Row("gradients 1 %", "TopK(0.01)"),
+    Row("updates 1 %", "TopK(0.01)", _UPDATES),
+    Row("updates 1 %, ahead", "TopK(0.01)", _AHEAD),
+    Row("updates 1 %, ahead 0.3", "TopK(0.01)", _ahead(0.3)),
+    Row("updates 1 %, ahead 0.5", "TopK(0.01)", _ahead(0.5)),
+    Row("updates 1 %, ahead 0.7", "TopK(0.01)", _ahead(0.7)),
+    Row("updates 1 %, ahead 1", "TopK(0.01)", _ahead(1.0)),
+    Row("updates 1 %, two bits, ahead", _two_bits("TopK(0.01)"), _AHEAD),
+    Row("updates 2 %, two bits, ahead", _two_bits("TopK(0.02)"), _AHEAD),
+    Row("updates 5 %", "TopK(0.05)", _UPDATES),
+    Row("updates 5 %, ahead", "TopK(0.05)", _AHEAD),
+    Row("updates 5 %, ahead 0.5", "TopK(0.05)", _ahead(0.5)),
+    Row("updates 5 %, two bits, ahead", _two_bits("TopK(0.05)"), _AHEAD),
+    Row("updates 1 %, two bits, 1-D too, ahead", _two_bits("TopK(0.01)", _ALL), _AHEAD),
+    Row("updates 1 %, two bits, 1-D too, ahead 0.3", _two_bits("TopK(0.01)", _ALL), _ahead(0.3)),
+    Row("updates 2 %, two bits, 1-D too, ahead", _two_bits("TopK(0.02)", _ALL), _AHEAD),
+    Row("updates 5 %, two bits, owners, ahead", _two_bits("TopK(0.05)", _OWNERS), _AHEAD),
+    Row("updates 2 %, two bits, owners, ahead", _two_bits("TopK(0.02)", _OWNERS), _AHEAD),
+    Row(
+        "updates 1 %, two bits, 1-D too, ahead, late",
+        _two_bits("TopK(0.01)", _ALL),
+        {**_AHEAD, "delay": 1},
+    ),
+    Row("updates dense", "Dense()", _UPDATES),
+)
+PHOTOS = (
+    *COMMON[:2],
+    Row("gradients 1 %, corrected", "Scheme(TopK(0.01), memory=MomentumCorrection())", {}, True),
+    *COMMON[2:],
+)
+LOCAL = 15
+_CHUNKS = "Scheme(TopK(count=64), scope=4096, values=TwoBit(), memory=ErrorFeedback(decay=0.95))"
+_OUTER = {"outer_rate": 0.7, "outer_momentum": 0.9}
+_LOCAL_OWNERS = _two_bits("TopK(0.05)", _OWNERS)
+TEXTS = (
+    *COMMON,
+    Row("dense DiLoCo, H = 15", "Dense()", _local(LOCAL, **_OUTER)),
+    Row("dense local steps, H = 15", "Dense()", _local(LOCAL)),
+    Row("SparseLoCo, H = 15", _CHUNKS, _local(LOCAL)),
+    Row("SparseLoCo, H = 15, ahead", _CHUNKS, _local(LOCAL, step_ahead="auto")),
+    Row(
+        "local steps, H = 15, 5 %, two bits, ahead",
+        _two_bits("TopK(0.05)"),
+        _local(LOCAL, step_ahead="auto"),
+    ),
+    Row(
+        "local steps, H = 15, 5 %, two bits, owners, ahead",
+        _LOCAL_OWNERS,
+        _local(LOCAL, step_ahead="auto"),
+    ),
+    Row(
+        "local steps, H = 15, 5 %, two bits, owners, ahead 0.7",
+        _LOCAL_OWNERS,
+        _local(LOCAL, step_ahead=0.7),
+    ),
+    Row(
+        "local steps, H = 15, 5 %, two bits, owners, ahead, outer",
+        _LOCAL_OWNERS,
+        _local(LOCAL, step_ahead="auto", **_OUTER),
+    ),
+    Row(
+        "local steps, H = 15, 5 %, outer",
+        "TopK(0.05)",
+        _local(LOCAL, **_OUTER),
+    ),
+    Row(
+        "local steps, H = 15, 20 %, ahead",
+        "TopK(0.2)",
+        _local(LOCAL, step_ahead="auto"),
+    ),
+    Row(
+        "local steps, H = 15, 20 %, ahead, outer",
+        "TopK(0.2)",
+        _local(LOCAL, step_ahead="auto", **_OUTER),
+    ),
+)
+
+
+def photos(epochs: int) -> Recipe:
+    """ResNet-10 on CIFAR-10, 390 steps an epoch."""
+    return recipe_of(WORKERS, epochs, 0.1, is_small=True)
+
+
+def texts(epochs: int) -> Recipe:
+    """The small GPT, 122 steps an epoch."""
+    return Recipe(
+        problem="shakespeare",
+        workers=WORKERS,
+        batch=16,
+        epochs=epochs,
+        optimizer="adamw",
+        rate=4e-3,
+        weight_decay=0.1,
+        hidden=(128,) * 4,
+        model="gpt",
+        length=64,
+        warmup=50,
+        cosine=True,
+    )
+
+
+def _cells(rows: Sequence[Row], recipe: Recipe, rates: Sequence[float]) -> list[Cell]:
+    return [
+        Cell(
+            f"{row.name}/{rate:g}",
+            row.scheme,
+            row.recipe(replace(recipe, rate=rate)),
+            ((row.name, f"rate {rate:g}"),),
+        )
+        for row in rows
+        for rate in rates
+    ]
+
+
+def _quick(rows: Sequence[Row], recipe: Recipe, rate: float) -> list[Cell]:
+    few = replace(recipe, epochs=1, batch=4, limit=64, drops=())
+    if recipe.length:
+        few = replace(few, limit=64 * WORKERS * 4 + 2 * recipe.length)
+    return _cells(rows, few, (rate,))
+
+
+def _remarks(measure: Measure) -> Any:
+    def remarks(found: Mapping[Place, Sequence[float]]) -> list[str]:
+        """Every row at its best rate, and how far it is from dense, seed by seed."""
+        best: dict[str, tuple[str, Sequence[float]]] = {}
+        sign = -1 if measure.is_loss else 1
+        for (row, rate), scores in found.items():
+            if row not in best or sign * fmean(scores) > sign * fmean(best[row][1]):
+                best[row] = rate, scores
+        if DENSE not in best:
+            return ["dense is not trained yet"]
+        base = best[DENSE][1]
+        said = [f"{DENSE}: {_mean(base, measure)} at {best[DENSE][0]}"]
+        for row, (rate, scores) in best.items():
+            if row == DENSE:
+                continue
+            pairs = [one - other for one, other in zip(scores, base, strict=False)]
+            said.append(
+                f"{row}: {_mean(scores, measure)} at {rate}; to dense, seed by seed: "
+                f"{_mean(pairs, measure, '+')}"
+            )
+        return said
+
+    return remarks
+
+
+def _mean(numbers: Sequence[float], measure: Measure, sign: str = "") -> str:
+    """A mean, with its standard error if there are several numbers."""
+    digits = measure.digits
+    text = f"{fmean(numbers):{sign}.{digits}f}"
+    if len(numbers) > 1:
+        text += f" ± {stdev(numbers) / math.sqrt(len(numbers)):.{digits}f}"
+    return f"{text} ({len(numbers)})"
+
+
+VALID_LOSS = Measure("valid_loss", "validation loss, nats", is_loss=True, digits=3)
+_PHOTO_RATES = (0.03, 0.1, 0.3)
+_TEXT_RATES = (4e-3, 8e-3, 16e-3)
+
+CIFAR10 = Study(
+    name="accuracy-cifar10",
+    paper="accuracy",
+    claim="sparse SGD as good as dense at 40 times fewer bytes",
+    recipes={
+        "laptop": lambda: _cells(PHOTOS, photos(LAPTOP), _PHOTO_RATES),
+        "long": lambda: _cells(PHOTOS, photos(3 * LAPTOP), _PHOTO_RATES),
+        "quick": lambda: _quick(PHOTOS, photos(1), 0.1),
+    },
+    seeds={"laptop": (0, 1, 2), "long": (0, 1, 2), "quick": (0,)},
+    remarks=_remarks(ACCURACY),
+)
+GPT = Study(
+    name="accuracy-gpt",
+    paper="accuracy",
+    claim="sparse AdamW as good as dense at 40 times fewer bytes",
+    recipes={
+        "laptop": lambda: _cells(TEXTS, texts(16), _TEXT_RATES),
+        "long": lambda: _cells(TEXTS, texts(66), _TEXT_RATES),
+        "quick": lambda: _quick(TEXTS, texts(1), 4e-3),
+    },
+    seeds={"laptop": (0, 1, 2), "long": (0, 1, 2), "quick": (0,)},
+    remarks=_remarks(VALID_LOSS),
+    score=VALID_LOSS,
+    drawn=(VALID_LOSS, LOSS),
+)

@@ -1,0 +1,68 @@
+"""Module hooks through which everybody but the training itself sees the shared weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class Shown:
+    """Keeps a model's forward in `eval()` mode, its state dicts and its loading on shared weights.
+
+    Arguments:
+        module: the model.
+        parameters: those that train, by name.
+        show: called with True to let the parameters hold shared weights, with False for live ones.
+        adopt: called with the names of parameters that were loaded.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        parameters: Mapping[str, nn.Parameter],
+        show: Callable[[bool], None],
+        adopt: Callable[[Sequence[str]], None],
+    ) -> None:
+        self._show, self._adopt = show, adopt
+        self._names = {id(parameter): name for name, parameter in parameters.items()}
+        self._hooks: list[Any] = [module.register_forward_pre_hook(self._before_forward)]
+
+        def after_saving(part: nn.Module, state: dict[str, Any], prefix: str, _: object) -> None:
+            self._copy(part, state, prefix)  # torch marks this hook, which a method cannot be
+
+        part: Any  # whose hooks have no types
+        for part in module.modules():  # a part's own state dict can be asked for as well
+            if any(id(p) in self._names for p in part.parameters(recurse=False)):
+                self._hooks.append(part.register_state_dict_pre_hook(self._before_saving))
+                self._hooks.append(part.register_state_dict_post_hook(after_saving))
+                self._hooks.append(part.register_load_state_dict_pre_hook(self._before_loading))
+                self._hooks.append(part.register_load_state_dict_post_hook(self._after_loading))
+
+    def _before_forward(self, module: nn.Module, _: object) -> None:
+        self._show(not module.training)
+
+    def _before_saving(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
+        self._show(True)
+
+    def _copy(self, module: nn.Module, state: dict[str, Any], prefix: str) -> None:
+        """Copy what is about to change back; a model's state dict is otherwise an alias of it."""
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in self._names and isinstance(state.get(prefix + name), Tensor):
+                state[prefix + name] = state[prefix + name].detach().clone()
+
+    def _before_loading(self, module: nn.Module, *_: object) -> None:
+        self._show(True)  # what is not loaded must not be taken for a shared weight
+
+    def _after_loading(self, module: nn.Module, _: object) -> None:
+        mine = (self._names.get(id(p)) for p in module.parameters(recurse=False))
+        self._adopt([name for name in mine if name is not None])
+
+    def remove(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def __deepcopy__(self, memo: object) -> Shown:
+        """A copy of the model has these hooks as well, and nothing to show."""
+        return Shown(nn.Module(), {}, lambda shared: None, lambda names: None)

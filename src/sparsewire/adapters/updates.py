@@ -1,0 +1,202 @@
+"""Exchanging updates: what a rank's own optimizer did to the weights in the last H steps.
+
+    update = start − live             what the optimizer subtracted since the round began
+    e ← e + update, send C(e)         by any scheme, as a gradient would be
+    x ← x − mean(sent)                on all ranks alike
+    e ← e − sent
+    live ← x − λ·e                    the next round begins
+
+`Updates` is one rank's part in that. It knows no group: drivers carry its requests. One round is
+one step of the session, so that errors, headers and counters count rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import CorruptMessageError
+from ..exchange import NonFinite
+from ..randomness import below, fold, mix, signed
+from ..requests import Routine, all_gather, broadcast
+from ..session import Session, Transaction, Unit
+from .weights import Weights
+
+StepAhead = float | Literal["auto"]
+
+UNIT = "updates"
+SAMPLE = 4096  # coordinates of the residual that ranks compare
+PERIOD = 16  # rounds between two comparisons
+_SAMPLE_KEY = 0x5A11
+
+
+class Updates:
+    """One rank's updates, round by round.
+
+    Arguments:
+        session: what this rank keeps.
+        parameters: those that train, by name.
+        step_ahead: λ; 'auto' measures which share of the residual the ranks have in common.
+        outer: an optimizer over the same parameters, which gets the mean update as gradient.
+        buffers: tensors of which all ranks take rank 0's at the end of every round.
+        is_delayed: the next round begins before this one's exchange has ended.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        parameters: Mapping[str, nn.Parameter],
+        *,
+        step_ahead: StepAhead = 0.0,
+        outer: torch.optim.Optimizer | None = None,
+        buffers: Sequence[Tensor] = (),
+        is_delayed: bool = False,
+    ) -> None:
+        self.session = session
+        self.weights = Weights(parameters, keeps_start=is_delayed)
+        self.is_measured = step_ahead == "auto"
+        self.ahead = 0.0 if step_ahead == "auto" else float(step_ahead)
+        self.bad: str | None = None  # a parameter whose gradient was not finite, to tell all ranks
+        self._outer = outer
+        self._buffers = [buffer.detach() for buffer in buffers]
+        self.packed: Tensor | None = None  # their bytes, on the way
+        self._unit = self._make_unit(Transaction(session))
+        self._transaction: Transaction | None = None
+
+    def _make_unit(self, transaction: Transaction) -> Unit:
+        weights = self.weights
+        unit = transaction.unit(UNIT, weights.shapes, weights.dtype, weights.device)
+        weights.lay_out(unit.exchange.segments)
+        return unit
+
+    @property
+    def residual(self) -> Tensor | None:
+        """What this rank has not sent yet, as one flat tensor; None if it keeps nothing."""
+        return self.session.residual(self._unit)
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean update, after an exchange."""
+        return self._unit.flat
+
+    # -- one round -------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def round(self) -> Routine[NonFinite | None]:
+        """End a round: exchange the update, and begin the next round at the new weights."""
+        self.collect()
+        try:
+            found, ahead = yield from self.exchange()
+        except BaseException:
+            self.begin()
+            raise
+        self.apply(found, ahead)
+        self.begin()
+        return found
+
+    def collect(self) -> None:
+        """Write this rank's update of the round into the flat tensor of its exchange."""
+        self._transaction = self.session.begin()
+        self._unit = unit = self._make_unit(self._transaction)
+        self.weights.collect(unit.flat, self.residual, self.ahead)
+        self._pack_buffers()
+        if self.bad is not None:
+            dict(unit.views())[self.bad].view(-1)[0] = float("nan")
+            self.bad = None
+
+    def exchange(self) -> Routine[tuple[NonFinite | None, float]]:
+        """Replace the update by the mean of all ranks' updates, and end the transaction.
+
+        Returns what was not finite, in which case no rank's update counts, and λ from now on.
+        A corrupt message raises on all ranks, and the update stays in the residual.
+        """
+        transaction, unit = self._transaction, self._unit
+        assert transaction is not None
+        try:
+            yield from self._share_buffers()
+            ahead = (yield from self._compare(unit)) if self._is_due() else self.ahead
+            yield from transaction.exchange(unit)
+            found = yield from transaction.agree()
+        except CorruptMessageError:
+            transaction.defer()
+            raise
+        except BaseException:
+            transaction.rollback()
+            raise
+        if found is None:
+            transaction.commit()
+        else:
+            transaction.rollback()
+            self.session.counters.skipped += 1
+        return found, ahead
+
+    def apply(self, found: NonFinite | None, ahead: float) -> None:
+        """Move the shared weights by what `exchange` found, and take rank 0's buffers."""
+        self._take_buffers()
+        if found is None:
+            self.weights.apply(self.mean, self._outer)
+        self.ahead = ahead
+
+    def begin(self) -> None:
+        """Begin a round at the shared weights, ahead by a share of the residual."""
+        self.weights.begin(self._unit.flat, self.residual, self.ahead)
+
+    def begin_early(self) -> None:
+        """Begin a round before the exchange of the update that was collected."""
+        self.weights.begin_early(self._unit.flat, self.residual, self.ahead)
+
+    # -- how far ahead ---------------------------------------------------------------------------
+
+    def _is_due(self) -> bool:
+        """Whether this round compares residuals: every `PERIOD` rounds, more often at first."""
+        number = self.session.steps
+        early = 0 < number < PERIOD and number & (number - 1) == 0
+        return self.is_measured and (early or (number > 0 and number % PERIOD == 0))
+
+    def _compare(self, unit: Unit) -> Routine[float]:
+        """Return ‖mean e‖² / mean ‖e‖² over a sample of coordinates, the same on all ranks.
+
+        It is the λ for which x − λ·e comes closest to x − mean(e), on average over ranks.
+        """
+        residual = self.session.residual(unit)
+        if residual is None:
+            return 0.0
+        key = fold(_SAMPLE_KEY, self.session.scheme.at(0).seed, self.session.steps)
+        words = mix(torch.arange(SAMPLE, device=residual.device) ^ signed(key))
+        sample = residual[below(words, torch.full_like(words, residual.numel()))]
+        answers = yield all_gather(sample.float().contiguous().view(torch.uint8))
+        rows = torch.stack([a.view(torch.float32) for a in answers]).double()
+        squares = rows.square().sum(dim=1).mean()
+        share = rows.mean(dim=0).square().sum() / squares
+        return float(share.nan_to_num(0.0, 0.0, 0.0).clamp(max=1.0))  # which rounding may exceed
+
+    # -- buffers ---------------------------------------------------------------------------------
+
+    def _pack_buffers(self) -> None:
+        """Copy the buffers as they are now: forward may change them during the exchange."""
+        if self._buffers:
+            self.packed = torch.cat([_bytes_of(buffer) for buffer in self._buffers])
+
+    def _share_buffers(self) -> Routine[None]:
+        """Send rank 0's buffers to all ranks, such as BatchNorm's statistics, as DDP does."""
+        topology = self.session.topology
+        if self.packed is not None and topology.leads:
+            self.packed = yield broadcast(self.packed, 0)
+        if self.packed is not None and topology.local_world_size > 1:
+            self.packed = yield broadcast(self.packed, 0, "intra_node")
+
+    def _take_buffers(self) -> None:
+        """Take the buffers that rank 0 sent. Its own may have moved on meanwhile, and stay."""
+        packed, self.packed = self.packed, None
+        if packed is None or (self.session.topology.rank == 0 and self.session.topology.leads):
+            return
+        sizes = [buffer.nbytes for buffer in self._buffers]
+        for buffer, part in zip(self._buffers, torch.split(packed, sizes), strict=True):
+            buffer.copy_(part.clone().view(buffer.dtype).view(buffer.shape))
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)

@@ -1,0 +1,219 @@
+"""A model's weights twice: as all ranks share them, and as this rank trains with them.
+
+The shared weights x are equal on all ranks to the last bit. A round begins at the live weights
+θ = x − λ·e: with `step_ahead` λ the rank computes its gradients where the shared weights would be
+if nothing of its residual e were late. The optimizer then moves θ, and what it did to them is the
+rank's update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import AttachError
+from ..segments import ParamSlice, Segments
+
+
+class Weights:
+    """The shared weights of a model, beside its parameters, which hold the live ones.
+
+    Arguments:
+        parameters: those that train, by name.
+        keeps_start: where a round began is kept, because it cannot be worked out at its end.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], keeps_start: bool = False) -> None:
+        self.parameters = dict(parameters)
+        self.dtype = torch.float32
+        for parameter in parameters.values():
+            self.dtype = torch.promote_types(self.dtype, parameter.dtype)
+        self.device = next(iter(parameters.values())).device
+        self.shapes = {name: tuple(p.shape) for name, p in parameters.items()}
+        self.is_narrow = any(p.dtype != self.dtype for p in parameters.values())
+        self.shows_shared = False  # whether the parameters hold x for the moment
+        self._aside: list[Tensor] | None = None  # the live weights meanwhile
+        self._params: tuple[ParamSlice, ...] = ()
+        size = sum(p.numel() for p in parameters.values())
+        self.shared = torch.empty(size, dtype=self.dtype, device=self.device)
+        self._start = torch.empty_like(self.shared) if keeps_start else None
+
+    def lay_out(self, segments: Segments) -> None:
+        """Order the shared weights as an exchange orders its flat tensor."""
+        if segments.params == self._params:
+            return
+        before = [self.values(flat) for flat in self._flats] if self._params else []
+        self._params = segments.params
+        for number, flat in enumerate(self._flats):
+            held = before[number] if before else self.parameters
+            held = {name: each.detach().clone() for name, each in held.items()}
+            for name, view in self.values(flat).items():
+                view.copy_(held[name])
+
+    @property
+    def _flats(self) -> list[Tensor]:
+        return [self.shared] if self._start is None else [self.shared, self._start]
+
+    def values(self, flat: Tensor) -> dict[str, Tensor]:
+        """Return a flat tensor of this layout by name, in the parameters' shapes."""
+        return {p.name: flat[p.start : p.stop].view(p.shape) for p in self._params}
+
+    def _pairs(self, flat: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the flat tensor's views and the live parameters, in the same order."""
+        views = self.values(flat)
+        return list(views.values()), [self.parameters[name].detach() for name in views]
+
+    # -- a round ---------------------------------------------------------------------------------
+
+    def begin(self, scratch: Tensor, residual: Tensor | None, ahead: float) -> None:
+        """Begin a round at x − λ·e. `scratch` is overwritten, unless the start is kept."""
+        start = scratch if self._start is None else self._start
+        views, live = self._pairs(self._write_start(start, residual, ahead))
+        torch._foreach_copy_(live, views)
+
+    def begin_early(self, update: Tensor, residual: Tensor | None, ahead: float) -> None:
+        """Begin a round while `update` is still to be exchanged, as if none of it were sent."""
+        assert self._start is not None
+        start = self._write_start(self._start, residual, ahead)
+        if ahead:
+            start.sub_(update, alpha=ahead)
+        self._narrow(start)
+        views, live = self._pairs(start)
+        torch._foreach_copy_(live, views)
+
+    def _write_start(self, into: Tensor, residual: Tensor | None, ahead: float) -> Tensor:
+        """Write x − λ·e, as the parameters can hold it: the same operations give the same bits."""
+        if ahead and residual is not None:
+            torch.sub(self.shared, residual, alpha=ahead, out=into)
+        else:
+            into.copy_(self.shared)
+        return self._narrow(into)
+
+    def _narrow(self, start: Tensor) -> Tensor:
+        """Round to the types that the parameters have."""
+        for name, view in self.values(start).items() if self.is_narrow else ():
+            view.copy_(view.to(self.parameters[name].dtype))
+        return start
+
+    def collect(self, update: Tensor, residual: Tensor | None, ahead: float) -> None:
+        """Write what the optimizer subtracted from the live weights since the round began."""
+        if self._start is None:
+            self._write_start(update, residual, ahead)
+        else:
+            update.copy_(self._start)
+        views, live = self._pairs(update)
+        torch._foreach_sub_(views, live)
+
+    def apply(self, mean: Tensor, outer: torch.optim.Optimizer | None) -> None:
+        """Move the shared weights: by the mean update, or as an outer optimizer does with it."""
+        if outer is None:
+            self.shared.sub_(mean)
+            return
+        views, live = self._pairs(self.shared)
+        trained = None if self._start is None else [each.clone() for each in live]
+        torch._foreach_copy_(live, views)
+        gradients = {name: p.grad for name, p in self.parameters.items()}
+        for name, view in self.values(mean).items():
+            self.parameters[name].grad = view.to(self.parameters[name].dtype)
+        outer.step()
+        torch._foreach_copy_(views, live)
+        for name, gradient in gradients.items():
+            self.parameters[name].grad = gradient
+        if trained is not None:  # a round is under way
+            torch._foreach_copy_(live, trained)
+
+    # -- who looks sees the shared weights -------------------------------------------------------
+
+    def show_shared(self, keeps_live: bool) -> None:
+        """Let the parameters hold x. `keeps_live`: θ cannot be worked out again."""
+        if self.shows_shared:
+            return
+        views, live = self._pairs(self.shared)
+        self._aside = [each.clone() for each in live] if keeps_live else None
+        torch._foreach_copy_(live, views)
+        self.shows_shared = True
+
+    def show_live(self, scratch: Tensor, residual: Tensor | None, ahead: float) -> None:
+        """Let the parameters hold θ again."""
+        if not self.shows_shared:
+            return
+        self.shows_shared = False
+        if self._aside is None:
+            self.begin(scratch, residual, ahead)
+            return
+        _, live = self._pairs(self.shared)
+        torch._foreach_copy_(live, self._aside)
+        self._aside = None
+
+    def adopt(self, names: Iterable[str], keeps_live: bool) -> None:
+        """Take what these parameters hold as their shared weights, as after loading a model.
+
+        The round begins anew there, unless the live weights are kept.
+        """
+        views = self.values(self.shared)
+        for name in names:
+            held = self.parameters[name].detach()
+            if not torch.equal(views[name].to(held.dtype), held):  # x may be wider, and known
+                views[name].copy_(held)
+        if not keeps_live:
+            self._aside = None
+
+    # -- checkpoints -----------------------------------------------------------------------------
+
+    def save(self, keeps_live: bool) -> dict[str, dict[str, Tensor]]:
+        """Return what a model's own state does not say: x if that is wider, θ, where it began."""
+        saved = {}
+        if self.is_narrow:
+            saved["shared"] = self.shared
+        if self._start is not None:
+            saved["start"] = self._start
+        kept = {kind: _clones(self.values(flat)) for kind, flat in saved.items()}
+        if keeps_live:
+            _, live = self._pairs(self.shared)
+            names = self.values(self.shared)
+            held = live if self._aside is None else self._aside
+            kept["live"] = _clones(dict(zip(names, held, strict=True)))
+        return kept
+
+    def load(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Take over what `save` returned, except the live weights."""
+        for kind, flat in (("shared", self.shared), ("start", self._start)):
+            if kind in saved and flat is not None:
+                for name, view in self.values(flat).items():
+                    view.copy_(saved[kind][name])
+
+    def load_live(self, live: Mapping[str, Tensor]) -> None:
+        """Go on in the middle of a round, with these live weights."""
+        for name, parameter in self.parameters.items():
+            parameter.detach().copy_(live[name])
+        self.shows_shared, self._aside = False, None
+
+
+def check_outer(outer: object, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Refuse an outer optimizer that does not step all of the model, or cannot do so exactly."""
+    if outer is None:
+        return
+    if not isinstance(outer, torch.optim.Optimizer):
+        raise AttachError(
+            f"outer is an optimizer over the model's parameters, such as "
+            f"torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True), "
+            f"not {' '.join(f'{outer!r:.60}'.split())}"
+        )
+    stepped = {id(p) for group in outer.param_groups for p in group["params"]}
+    missing = [name for name, p in parameters.items() if id(p) not in stepped]
+    if missing:
+        raise AttachError(
+            f"outer does not step {missing[0]}, which trains: build it over all parameters of the "
+            f"model"
+        )
+    if any(p.dtype in (torch.bfloat16, torch.float16) for p in parameters.values()):
+        raise AttachError(
+            "outer works on the parameters themselves, and 16-bit ones would round the shared "
+            "weights in every round: keep the weights in float32 and compute under autocast"
+        )
+
+
+def _clones(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
