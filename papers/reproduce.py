@@ -26,10 +26,10 @@ from sparsewire.tools.bench.setting import Setting
 from . import picture, table
 from .problems import Problem, Shelf
 from .recipe import Cell, Study
+from .replicas import Replicas
 from .store import SCHEMA, Store, StoreError, usual_store
 from .studies import STUDIES
 from .tasks import cifar10, translation
-from .replicas import Replicas
 from .trainer import Trainer
 from .training import Look, Outcome, Steps, Training, free
 

@@ -267,8 +267,8 @@ def test_files_say_what_lives_in_them(path: Path) -> None:
 
 
 PUBLIC = {
-    "DistributedOptimizer",
     "SparseHookState",
+    "SparseUpdates",
     "SparsewireError",
     "attach",
     "explain",

@@ -61,8 +61,8 @@ class ErrorFeedback(Memory):
     With `decay` β below 1 it forgets slowly: e ← β·(p − C(p)). What decays is lost, so use it for
     updates of local steps, which become stale, and not for gradients.
 
-    Reference: Eghlidi & Jaggi 2020, Algorithm 1, with the worker's own C(p) subtracted; the decay is
-    that of SparseLoCo (Sarfi et al. 2025).
+    Reference: Eghlidi & Jaggi 2020, Algorithm 1, with the worker's own C(p) subtracted; the decay
+    is that of SparseLoCo (Sarfi et al. 2025).
     """
 
     dtype: str = "float32"

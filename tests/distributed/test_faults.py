@@ -284,35 +284,6 @@ def test_a_broken_off_backward_leaves_no_trace(two: Cluster) -> None:
         assert torch.equal(straight, after_break)
 
 
-def _optimizer_alone(deadline: float, over: Path) -> tuple[str, str]:
-    """Rank 1 never steps; then a closed group is used."""
-    model = make_model()
-    optimizer = sw.DistributedOptimizer(model, sgd(model), "TopK(0.05)", timeout=deadline)
-    loss_of(model, dist.get_rank(), 0).backward()
-    first = second = ""
-    if dist.get_rank() == 0:
-        with telling(over), pytest.raises(sw.errors.ExchangeError) as error:
-            optimizer.step()
-        first = str(error.value)
-    else:
-        wait_for(over.exists)
-    optimizer.close()
-    try:
-        optimizer.step()
-    except sw.errors.ExchangeError as error:
-        second = str(error)
-    return first, second
-
-
-def test_the_optimizer_form_names_step_and_rank(fresh: Fresh, tmp_path: Path) -> None:
-    deadline = patience(3)
-    results = fresh(2).run(_optimizer_alone, deadline, tmp_path / "over")
-    assert "the exchange of step 0 failed on rank 0 of 2" in results[0][0]
-    assert f"slow rather than lost, give it more than timeout={deadline:g}" in results[0][0]
-    for _, closed in results:
-        assert "the group was closed" in closed
-
-
 def _alone_at_attach(over: Path) -> str:
     model = DDP(make_model())
     if dist.get_rank() == 1:

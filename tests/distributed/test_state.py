@@ -199,58 +199,30 @@ def test_a_step_not_taken_can_be_rolled_back(two: Cluster) -> None:
 
 
 def _lr_drop(follow: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The DDP form, and the optimizer form with γ inside the memory, across a drop by 10."""
+    """Gradients with γ inside the memory, and updates of plain SGD, across a drop by 10."""
     rank = dist.get_rank()
     model = DDP(make_model(), bucket_cap_mb=CAP)
-    inner = sgd(model, lr=0.1, momentum=0.9, weight_decay=1e-4)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
     wire = sw.attach(model, "TopK(0.05)", optimizer=inner, follow_lr=follow)
     bare = make_model()
-    outer = sw.DistributedOptimizer(
-        bare, sgd(bare, lr=0.1, momentum=0.9, weight_decay=1e-4), "TopK(0.05)"
-    )
-    schedulers = [torch.optim.lr_scheduler.StepLR(o, 6) for o in (inner, outer)]
+    own = torch.optim.SGD(bare.parameters(), lr=0.1)
+    updates = sw.attach(bare, "TopK(0.05)", optimizer=own, communicate="updates", step_ahead=0)
+    schedulers = [torch.optim.lr_scheduler.StepLR(o, 6) for o in (inner, own)]
     for step in range(12):
-        for net, optimizer in ((model, inner), (bare, outer)):
+        for net, optimizer in ((model, inner), (bare, own)):
             optimizer.zero_grad()
             loss_of(net, rank, step).backward()
             optimizer.step()
         for scheduler in schedulers:
             scheduler.step()
     wire.detach()
-    outer.close()
+    updates.detach()
     return numbers(model), numbers(bare)
 
 
 def test_both_forms_agree_across_a_learning_rate_drop(two: Cluster) -> None:
-    for ddp_form, optimizer_form in two.run(_lr_drop, True):
-        torch.testing.assert_close(ddp_form, optimizer_form, rtol=0, atol=2e-6)
-    for ddp_form, optimizer_form in two.run(_lr_drop, False):
-        assert (ddp_form - optimizer_form).abs().max() > 1e-5
-
-
-def _optimizer_form(scheme: str, stop: bool) -> torch.Tensor:
-    rank = dist.get_rank()
-    model = make_model(seed=rank)  # made equal by the optimizer
-    optimizer = sw.DistributedOptimizer(model, sgd(model), scheme)
-    for step in range(10):
-        if stop and step == 4:
-            saved = _through_a_file((model.state_dict(), optimizer.state_dict()))
-            optimizer.close()
-            model = make_model(seed=5)
-            optimizer = sw.DistributedOptimizer(model, sgd(model), scheme)
-            model.load_state_dict(saved[0])
-            optimizer.load_state_dict(saved[1])
-        optimizer.zero_grad()
-        loss_of(model, rank, step).backward()
-        optimizer.step()
-    optimizer.close()
-    return numbers(model)
-
-
-@pytest.mark.parametrize("scheme", ["TopK(0.05)", "Scheme(RandomK(0.05), scope='global')"])
-def test_optimizer_form_on_real_processes(four: Cluster, scheme: str) -> None:
-    straight = four.run(_optimizer_form, scheme, False)
-    resumed = four.run(_optimizer_form, scheme, True)
-    for rank in range(4):
-        assert torch.equal(straight[0], straight[rank])
-        assert torch.equal(straight[0], resumed[rank])
+    for gradients, updates in two.run(_lr_drop, True):
+        unlike = (gradients - updates).abs() > 2e-6
+        assert unlike.float().mean() < 1e-3  # rounding decides between candidates of one size
+    for gradients, updates in two.run(_lr_drop, False):
+        assert (gradients - updates).abs().max() > 1e-5

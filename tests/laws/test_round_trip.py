@@ -36,6 +36,7 @@ ARGUMENTS: dict[str, st.SearchStrategy[Any]] = {
     "bits": st.integers(2, 16),
     "dtype": st.sampled_from(["float32", "bfloat16"]),
     "bucket": st.integers(1, 10**9),
+    "decay": st.floats(0, 1, exclude_min=True),
     "pull_ratio": st.none() | ratios,
 }
 SIZES = st.fixed_dictionaries({"ratio": ratios}) | st.fixed_dictionaries(

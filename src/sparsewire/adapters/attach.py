@@ -126,8 +126,9 @@ def attach(
         return SparseUpdates(model, scheme, optimizer=optimizer, **options)
     if optimizer is not None and isinstance(optimizer, Sequence):
         raise AttachError(
-            "communicate='gradients' takes one optimizer, not a list of them: pass the one that "
-            "steps this model, or communicate='updates'"
+            "communicate='gradients' takes one optimizer, such as "
+            "torch.optim.SGD(model.parameters(), lr=0.1), and not a list: pass the one that steps "
+            "this model, or a list of several with communicate='updates'"
         )
     state = SparseHookState(model, scheme, optimizer=optimizer, **options)
     try:

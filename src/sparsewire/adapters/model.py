@@ -26,6 +26,11 @@ def search_ddp(model: object) -> DistributedDataParallel | None:
             f"the arguments of attach() are swapped, since the first is the scheme {model!r}: "
             f"write attach(model, scheme)"
         )
+    if isinstance(model, torch.optim.Optimizer):
+        raise AttachError(
+            f"attach() takes the model first, and this is {type(model).__name__}: write "
+            f"attach(model, scheme, optimizer=optimizer)"
+        )
     seen: list[object] = [model]
     for candidate in seen:
         if isinstance(candidate, DistributedDataParallel):

@@ -547,8 +547,9 @@ def _check_optimizers(
 ) -> list[torch.optim.Optimizer]:
     if optimizer is None:
         raise AttachError(
-            "communicate='updates' needs the optimizer, or a list of all that step the model: "
-            "attach(…, optimizer=optimizer)"
+            "exchanging updates, which a model without DDP does, needs the optimizer, or a list of "
+            "all that step the model: attach(…, optimizer=optimizer). To exchange gradients, "
+            "attach to DDP(model)"
         )
     optimizers: list[Any] = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     for each in optimizers:
