@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sparsewire.tools.tasks import mnist
+from sparsewire.tools.tasks import mnist, text
 
 from .recipe import Recipe
 from .tasks import cifar10, language, translation, translators
@@ -137,28 +137,26 @@ class Characters:
         self._data, self._recipe = data, recipe
 
     def __len__(self) -> int:
-        return language.windows(len(self._data.train), self._recipe.length)
+        return text.windows(len(self._data.train), self._recipe.length)
 
     def build(self, seed: int) -> nn.Module:
         hidden = self._recipe.hidden
-        return language.build(
-            self._data.characters, hidden[0], len(hidden), self._recipe.length, seed
-        )
+        return text.build(self._data.characters, hidden[0], len(hidden), self._recipe.length, seed)
 
     def visit(self, seed: int, epoch: int) -> Tensor:
-        return language.visit(seed, epoch, len(self._data.train), self._recipe.length)
+        return text.order(seed, epoch, len(self._data.train), self._recipe.length)[:, None]
 
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        return language.cut(self._data.train, rows[:, 0], self._recipe.length)
+        return text.cut(self._data.train, rows[:, 0], self._recipe.length)
 
     def loss(self, answers: Tensor, labels: Tensor) -> Tensor:
         return functional.cross_entropy(answers.flatten(0, 1), labels.flatten())
 
     def look(self, model: nn.Module, epoch: float) -> dict[str, float]:
         val, length = self._data.val, self._recipe.length
-        starts = torch.arange(language.windows(len(val), length), device=val.device) * length
+        starts = torch.arange(text.windows(len(val), length), device=val.device) * length
         loss, accuracy = _test(
-            model, (language.cut(val, part, length) for part in torch.split(starts, _TESTED))
+            model, (text.cut(val, part, length) for part in torch.split(starts, _TESTED))
         )
         return {"valid_loss": loss, "valid_accuracy": accuracy}
 
@@ -308,11 +306,11 @@ class Shelf:
             digits = mnist.load(mnist.find(self._folder))
             return mnist.Data(self._some(digits.train, recipe), self._some(digits.test, recipe))
         if recipe.problem == "shakespeare":
-            text = language.load(language.find(self._folder))
+            read = language.load(language.find(self._folder))
             return replace(
-                text,
-                train=text.train[: recipe.limit].to(self._device),
-                val=text.val[: recipe.limit].to(self._device),
+                read,
+                train=read.train[: recipe.limit].to(self._device),
+                val=read.val[: recipe.limit].to(self._device),
             )
         photos = cifar10.load(cifar10.find(self._folder))
         return cifar10.Data(self._some(photos.train, recipe), self._some(photos.test, recipe))

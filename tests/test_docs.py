@@ -31,6 +31,7 @@ import pytest
 import torch
 
 import sparsewire as sw
+from sparsewire.adapters.base import Attached
 from sparsewire.codecs import Place, ValueCodec
 from sparsewire.collectives import Collective
 from sparsewire.notation import read
@@ -71,6 +72,7 @@ INTERNAL = {
     "DistributedGroup.failure",
     "Alone.doing",
     "SparseHookState.take",
+    "SparseUpdates.take",
     "Segments.strides",
 }
 
@@ -206,7 +208,7 @@ def _on_rank(block: Block, folder: Path) -> str:
     finally:
         os.chdir(home)
         for value in names.values():
-            if isinstance(value, sw.SparseHookState):
+            if isinstance(value, Attached):
                 value.detach()
     return printed.getvalue()
 
@@ -419,8 +421,10 @@ def test_arguments_are_those_of_the_code(name: str) -> None:
 
 
 def _members(kind: type) -> set[str]:
-    own = {field.name for field in fields(kind)} if is_dataclass(kind) else set()
-    return {name for name in own | set(vars(kind)) if not name.startswith("_")}
+    found = {field.name for field in fields(kind)} if is_dataclass(kind) else set()
+    for home in (kind, Attached) if issubclass(kind, Attached) else (kind,):
+        found |= set(vars(home))
+    return {name for name in found if not name.startswith("_")}
 
 
 @pytest.mark.parametrize("name", [n for n in SECTIONS if isinstance(DOCUMENTED.get(n), type)])

@@ -1,4 +1,4 @@
-"""Characters: a text, cut into windows, and a small GPT that learns to predict the next one."""
+"""Characters: a text in numbers, of which a small GPT learns to predict the next one."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sparsewire.tools.tasks.idx import DataError
-from sparsewire.tools.tasks.models import Transformer
 
 TEXT = "tinyshakespeare.txt"
 _TRAINED = 0.9  # of the text; what follows is for validation
@@ -63,35 +62,3 @@ def load(path: Path) -> Data:
     numbers = torch.tensor([number[character] for character in text])
     cut = int(_TRAINED * len(numbers))
     return Data(numbers[:cut], numbers[cut:], len(found))
-
-
-def visit(seed: int, epoch: int, size: int, length: int) -> Tensor:
-    """Where the windows of an epoch begin, in its order: side by side, moved by chance."""
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-    moved = int(torch.randint(length, (), generator=generator))
-    count = windows(size, length)
-    return (torch.randperm(count, generator=generator) * length + moved)[:, None]
-
-
-def windows(size: int, length: int) -> int:
-    """How many windows of a text lie side by side, wherever the first one begins."""
-    return (size - length - 1) // length
-
-
-def cut(text: Tensor, starts: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Windows of a text, and what follows every character of theirs."""
-    places = starts[:, None] + torch.arange(length, device=text.device)
-    return text[places], text[places + 1]
-
-
-def build(characters: int, width: int, layers: int, length: int, seed: int) -> nn.Module:
-    """A GPT, the same for the same seed, with weights as small as GPT-2's."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = Transformer(layers, width, max(1, width // 32), characters, length)
-        for name, parameter in model.named_parameters():
-            if parameter.dim() > 1:
-                nn.init.normal_(parameter, std=0.02)
-            elif name.endswith("bias"):
-                nn.init.zeros_(parameter)
-    return model

@@ -63,16 +63,6 @@ def test_what_is_missing_or_damaged_is_told(tmp_path: Path) -> None:
         language.load(broken)
 
 
-def test_windows_lie_side_by_side() -> None:
-    starts = language.visit(3, 1, 200, 16)[:, 0]
-    assert len(starts) == language.windows(200, 16)
-    apart = starts.sort().values.diff()
-    assert (apart == 16).all()
-    inputs, labels = language.cut(torch.arange(200), starts, 16)
-    assert torch.equal(labels, inputs + 1)
-    assert not torch.equal(starts, language.visit(3, 2, 200, 16)[:, 0])
-
-
 def test_the_small_gpt_learns(tmp_path: Path) -> None:
     problem = Shelf(write(tmp_path), CPU).get(RECIPE)
     assert isinstance(problem, Characters)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from sparsewire.scheme import as_scheme
 
 COMPUTE = "compute alone"
 DENSE = "dense DDP"
-UPDATES = "updates "  # before a scheme: it exchanges updates, and not gradients
+_UPDATES = re.compile(r"updates (?:every (\d+) )?\s*")  # before a scheme
 Hook = Callable[[Any, Any], torch.futures.Future[torch.Tensor]]
 
 _ONE_BUCKET = 1 << 20  # MiB: torch's PowerSGD hangs on Gloo with more than one
@@ -85,8 +86,14 @@ def peer(text: str) -> str:
 def scheme(text: str) -> str:
     """The name of a scheme as it stands in tables, from what a person typed."""
     given = text.strip()
-    how = UPDATES if given.startswith(UPDATES) else ""
-    return how + short(repr(as_scheme(given.removeprefix(UPDATES).strip())))
+    found = _UPDATES.match(given)
+    chosen = short(repr(as_scheme(given[found.end() :] if found else given)))
+    if found is None:
+        return chosen
+    every = int(found[1] or 1)
+    if not every:
+        raise SchemeError("updates every 0 exchanges nothing: every is at least 1")
+    return f"updates every {every} {chosen}" if every > 1 else f"updates {chosen}"
 
 
 def kind(name: str) -> str:
@@ -128,13 +135,20 @@ class Entry:
         )
         if self._peer is None:
             self.warm_up = 3
-            self.wire = attach(
-                ddp,
-                name.removeprefix(UPDATES),
-                optimizer=optimizer,
-                communicate="updates" if name.startswith(UPDATES) else "gradients",
-                timeout=timeout,
-            )
+            updates = _UPDATES.match(name)
+            if updates is None:
+                self.wire = attach(
+                    ddp, name, optimizer=optimizer, communicate="gradients", timeout=timeout
+                )
+            else:
+                self.wire = attach(
+                    ddp,
+                    name[updates.end() :],
+                    optimizer=optimizer,
+                    communicate="updates",
+                    every=int(updates[1] or 1),
+                    timeout=timeout,
+                )
         else:
             self.warm_up = self._peer.warm_up
             self._state = self._peer.state()

@@ -51,6 +51,7 @@ class Loop:
             self._model,
             sw.parse(plan.scheme),
             optimizer=self._optimizer,  # to refuse momentum twice
+            communicate="gradients",
             timeout=plan.timeout,
         )
         self._per_epoch = len(data.train) // (plan.batch_size * group.workers)

@@ -1,7 +1,8 @@
-"""`sparsewire bench train`: how long training takes to a target accuracy, dense and sparse."""
+"""`sparsewire bench train`: how long training takes to a target, dense and sparse."""
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 
@@ -10,13 +11,14 @@ from rich.console import Console
 from sparsewire.report import plural
 
 from ..bench.race import page, picture, table
-from ..bench.race.plan import LEARNING_RATES, Plan
+from ..bench.race.plan import LEARNING_RATES, USUAL, Plan
 from ..bench.race.progress import Progress, choose
 from ..bench.race.results import Point, Race, Runner, headline, remarks
+from ..bench.race.tasks import GOALS
 from ..bench.results import dumps, place_in_words, say_seconds
 from ..bench.setting import Setting
 from ..lab import Lab, Link
-from ..tasks import mnist
+from ..tasks import mnist, text
 from .errors import USAGE, CommandError, explain_os_error
 from .launcher import Job, WorkerError, launch
 from .measuring import (
@@ -40,29 +42,33 @@ def train(options: BenchTrain, command: str = "sparsewire bench train") -> int:
     Args:
         command: what was typed, for the report.
     """
-    names = name_contenders(options.peers, options.schemes)
+    usual = USUAL[options.model]
+    names = name_contenders(options.peers, options.schemes or usual.schemes)
     rate = None if options.loopback else read_rate(options.rate, "--rate")
     _check(options)
+    optimizer = options.optimizer or usual.optimizer
+    data = (mnist.find if options.model == "mnist" else text.find)(options.data)
     plan = Plan(
+        model=options.model,
         contenders=tuple(names),
-        target=options.target,
-        batch_size=options.batch_size,
-        hidden=options.hidden,
-        optimizer=options.optimizer,
-        lr=LEARNING_RATES[options.optimizer] if options.lr is None else options.lr,
+        target=usual.target if options.target is None else options.target,
+        batch_size=options.batch_size or usual.batch_size,
+        hidden=options.hidden or usual.hidden,
+        optimizer=optimizer,
+        lr=LEARNING_RATES[optimizer] if options.lr is None else options.lr,
         evaluate_every=options.evaluate_every,
-        limit_steps=options.limit_steps,
+        limit_steps=options.limit_steps or usual.limit_steps,
         seed=options.seed,
-        data=str(mnist.find(options.data).resolve()),
+        data=str(data.resolve()),
         timeout=options.timeout,
     )
     make_folder(options.out)
     with (
-        choose(options.quiet, plan.limit_steps) as progress,
+        choose(options.quiet, plan.limit_steps, GOALS[plan.model]) as progress,
         place(options.hosts, rate, options.loopback) as site,
     ):
         session = _Session(plan, progress, options.debug)
-        given = {**arguments(command, options), "lr": plan.lr}
+        given = {**arguments(command, options), **plan.to_dict()}
         race = session.run(site, rate, Setting.here(given))
     _write(options, race)
     return 0
@@ -95,10 +101,10 @@ class _Session:
                 if self._at_work is None:
                     raise
                 self._end(self._at_work, str(error))
-        accuracy = self._model.pop("accuracy")
+        score = self._model.pop("score")
         return Race(
             setting=setting,
-            model={"name": "mnist", **self._model},
+            model={"name": self._plan.model, **self._model},
             hosts=site.hosts,
             network=network,
             rate=rate,
@@ -108,7 +114,7 @@ class _Session:
             runners=tuple(
                 Runner(
                     name,
-                    (Point(0, 0.0, accuracy), *self._points.get(name, ())),
+                    (Point(0, 0.0, score), *self._points.get(name, ())),
                     self._failed.get(name),
                 )
                 for name in self._plan.contenders
@@ -129,7 +135,7 @@ class _Session:
         elif kind == "contender":
             self._at_work = name = record["contender"]
             self._points[name] = []
-            self._progress.begin(name, self._model["accuracy"])
+            self._progress.begin(name, self._model["score"])
         elif kind == "step":
             self._progress.step(record["step"], record["seconds"])
         elif kind == "testing":
@@ -137,7 +143,7 @@ class _Session:
         elif kind == "point":
             point = Point(**{key: v for key, v in record.items() if key != "contender"})
             self._points[record["contender"]].append(point)
-            self._progress.point(point.accuracy, point.seconds)
+            self._progress.point(point.score, point.seconds)
         elif kind == "finished":
             self._end(record["contender"], None)
         elif kind == "failed":
@@ -150,7 +156,7 @@ class _Session:
             self._progress.done(name, f"failed: {failure}")
             return
         last = self._points[name][-1]
-        if last.accuracy >= self._plan.target:
+        if GOALS[self._plan.model].reached(last.score, self._plan.target):
             outcome = f"got there in {say_seconds(last.seconds)}, {plural(last.step, 'step')}"
         else:
             outcome = f"did not get there in {plural(last.step, 'step')}"
@@ -169,14 +175,29 @@ class _Session:
 def _check(options: BenchTrain) -> None:
     """Refuse what cannot work before anything starts, each with what would."""
     check_hosts(options.hosts, "--hosts")
+    target, most = options.target, 1 if options.model == "mnist" else math.inf
     rules = [
         (options.hosts >= 2, "--hosts must be at least 2: one alone exchanges nothing"),
-        (0 < options.target < 1, f"--target must be between 0 and 1, not {options.target:g}"),
-        (options.batch_size >= 1, f"--batch-size must be at least 1, not {options.batch_size}"),
+        (
+            target is None or 0 < target < most,
+            f"--target must be between 0 and {most}, not {target}",
+        ),
+        (
+            options.batch_size is None or options.batch_size >= 1,
+            f"--batch-size must be at least 1, not {options.batch_size}",
+        ),
         (all(width >= 1 for width in options.hidden), "--hidden widths must be at least 1"),
+        (
+            options.model == "mnist"
+            or (len({*options.hidden}) <= 1 and all(width % 32 == 0 for width in options.hidden)),
+            "--hidden widths of gpt must be alike, one for each layer, and multiples of 32",
+        ),
         (options.lr is None or 0 < options.lr < float("inf"), "--lr must be a positive number"),
         (options.evaluate_every >= 1, "--evaluate-every must be at least 1"),
-        (options.limit_steps >= 1, "--limit-steps must be at least 1"),
+        (
+            options.limit_steps is None or options.limit_steps >= 1,
+            "--limit-steps must be at least 1",
+        ),
         (0 <= options.seed < 2**31, f"--seed must be in 0 to {2**31 - 1}, not {options.seed}"),
         (0 < options.timeout < 86400, "--timeout must be in seconds, more than 0, up to a day"),
     ]

@@ -19,7 +19,7 @@ _METHOD = (
     "one after the other, on the same network.",
     "The clock counts training steps alone, on the slowest rank. It stands still while processes "
     "start, while a contender sets itself up, and while the test set is looked at.",
-    "Test accuracy is over the whole test set, shared out over the hosts. The time to the target "
+    "The test set is the same for all, shared out over the hosts. The time to the target "
     "is that of the first look at which it was reached, so it is known to the number of steps "
     "between two looks. Its spread covers all of them, at the quartiles of the time per step.",
     RULE,
@@ -35,22 +35,23 @@ def save(race: Race, path: Path) -> None:
 
 def render(race: Race) -> str:
     """The page as one string."""
-    title = f"MNIST to {100 * race.target:.4g} % on {race.hosts} hosts"
+    title = f"To {race.aim} on {race.hosts} hosts"
     return html.document(title, _STYLE, _body(race))
 
 
 def _body(race: Race) -> Iterator[str]:
-    model = race.model
+    model, goal = race.model, race.goal
     yield (
         f"{html.opening(race.setting, headline(race))}"
-        f'<p class="soft">A perceptron with {plural(model["parameters"], "parameter")} in '
-        f"{plural(model['tensors'], 'tensor')}, {plural(model['examples'], 'image')} per host "
-        f"and step. "
+        f'<p class="soft">A {goal.network} with {plural(model["parameters"], "parameter")} in '
+        f"{plural(model['tensors'], 'tensor')}, {plural(model['examples'], goal.example)} per "
+        f"host and step. "
         f"{html.prose(race.setting.created[:10])}.</p>"
     )
     names = tuple(heading.strip().replace("\n", " ") for heading in HEADINGS)
     yield (
-        f"<section><h2>Accuracy over time</h2>{drawing.inline(draw(race), headline(race))}"
+        f"<section><h2>{goal.score.capitalize()} over time</h2>"
+        f"{drawing.inline(draw(race), headline(race))}"
         f"{html.table(('', *names), ([one.name, *cells(race, one)] for one in race.runners))}"
         f"{html.paragraphs(remarks(race))}{_points(race)}{html.links(race.links)}</section>"
     )
@@ -64,9 +65,9 @@ def _body(race: Race) -> Iterator[str]:
 
 def _points(race: Race) -> str:
     rows = [
-        [one.name, str(point.step), f"{point.seconds:.1f}", f"{100 * point.accuracy:.2f}"]
+        [one.name, str(point.step), f"{point.seconds:.1f}", race.goal.shown(point.score)]
         for one in race.runners
         for point in one.points
     ]
-    shown = html.table(("", "step", "seconds", "test accuracy, %"), rows)
+    shown = html.table(("", "step", "seconds", race.goal.score), rows)
     return f"<details><summary>Every look at the test set</summary>{shown}</details>"

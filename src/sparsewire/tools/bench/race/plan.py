@@ -5,8 +5,28 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-LEARNING_RATES = {"adagrad": 0.005, "sgd": 0.05}
+LEARNING_RATES = {"adagrad": 0.005, "sgd": 0.05, "adamw": 0.004}
 MOMENTUM = 0.9  # of sgd, without which it gets there late
+
+
+@dataclass(frozen=True)
+class Usual:
+    """What a race takes where nothing else is said."""
+
+    target: float
+    schemes: tuple[str, ...]
+    hidden: tuple[int, ...]
+    batch_size: int
+    optimizer: str
+    limit_steps: int
+
+
+USUAL = {
+    "mnist": Usual(0.97, ("TopK(0.01)", "Threshold(0.01)"), (4096,) * 3, 40, "adagrad", 400),
+    "gpt": Usual(
+        1.9, ("updates Scheme(TopK(0.01), values=TwoBit())",), (128,) * 4, 8, "adamw", 2000
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -14,15 +34,18 @@ class Plan:
     """One race.
 
     Args:
+        model: what is trained, one of `GOALS`.
         contenders: who trains, one after the other.
-        target: the test accuracy that ends a training.
-        batch_size: images per rank and step.
+        target: the score that ends a training.
+        batch_size: examples per rank and step.
+        hidden: widths of the layers.
         evaluate_every: steps between two looks at the test set.
         limit_steps: steps after which a training ends without the target.
-        data: the folder with MNIST.
+        data: where the data are.
         timeout: seconds after which a step counts as hung.
     """
 
+    model: str
     contenders: tuple[str, ...]
     target: float
     batch_size: int

@@ -15,22 +15,23 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from ..results import say_seconds
+from .tasks import Goal
 
 
-def choose(quiet: bool, limit_steps: int) -> Progress:
+def choose(quiet: bool, limit_steps: int, goal: Goal) -> Progress:
     """The display that fits: none if `quiet`, live only on a terminal."""
     if quiet:
-        return Progress(limit_steps)
-    return Live(limit_steps) if sys.stderr.isatty() else Lines(limit_steps)
+        return Progress(limit_steps, goal)
+    return Live(limit_steps, goal) if sys.stderr.isatty() else Lines(limit_steps, goal)
 
 
 class Progress:
     """Follows a race, and shows nothing of it."""
 
-    def __init__(self, limit_steps: int) -> None:
-        self.limit_steps = limit_steps
+    def __init__(self, limit_steps: int, goal: Goal) -> None:
+        self.limit_steps, self.goal = limit_steps, goal
         self.contender = ""
-        self.accuracy = 0.0
+        self.score = 0.0
         self.step_number = 0
         self._began = time.monotonic()
 
@@ -48,18 +49,18 @@ class Progress:
     def say(self, doing: str) -> None:
         """Something that is no step is under way."""
 
-    def begin(self, contender: str, accuracy: float) -> None:
+    def begin(self, contender: str, score: float) -> None:
         """A contender begins."""
-        self.contender, self.accuracy, self.step_number = contender, accuracy, 0
+        self.contender, self.score, self.step_number = contender, score, 0
         self._began = time.monotonic()
 
     def step(self, number: int, seconds: float) -> None:
         """A step is done, so many seconds on the clock."""
         self.step_number = number
 
-    def point(self, accuracy: float, seconds: float) -> None:
+    def point(self, score: float, seconds: float) -> None:
         """The test set was looked at."""
-        self.accuracy = accuracy
+        self.score = score
 
     def done(self, contender: str, outcome: str) -> None:
         """A contender is through."""
@@ -84,16 +85,17 @@ class Lines(Progress):
         if doing != "testing":
             self._print(doing)
 
-    def begin(self, contender: str, accuracy: float) -> None:
+    def begin(self, contender: str, score: float) -> None:
         """Print who."""
-        super().begin(contender, accuracy)
+        super().begin(contender, score)
         self._print(contender)
 
-    def point(self, accuracy: float, seconds: float) -> None:
+    def point(self, score: float, seconds: float) -> None:
         """Print a line."""
-        super().point(accuracy, seconds)
+        super().point(score, seconds)
         self._print(
-            f"  step {self.step_number}  {100 * accuracy:.2f} %  {say_seconds(seconds)}{self.left}"
+            f"  step {self.step_number}  {self.goal.shown(score)}  {say_seconds(seconds)}"
+            f"{self.left}"
         )
 
     def done(self, contender: str, outcome: str) -> None:
@@ -105,10 +107,10 @@ class Lines(Progress):
 
 
 class Live(Progress):
-    """A bar over the steps of one contender, with accuracy, clock and estimate beside it."""
+    """A bar over the steps of one contender, with score, clock and estimate beside it."""
 
-    def __init__(self, limit_steps: int) -> None:
-        super().__init__(limit_steps)
+    def __init__(self, limit_steps: int, goal: Goal) -> None:
+        super().__init__(limit_steps, goal)
         console = Console(stderr=True)
         title = Column(no_wrap=True, max_width=max(console.width - 70, 16))
         self._bar = Bar(
@@ -138,15 +140,15 @@ class Live(Progress):
         """Show it beside the bar."""
         self._bar.update(self._task, told=doing)
 
-    def begin(self, contender: str, accuracy: float) -> None:
+    def begin(self, contender: str, score: float) -> None:
         """Show who, from the beginning."""
-        super().begin(contender, accuracy)
+        super().begin(contender, score)
         self._bar.reset(self._task, description=contender, total=self.limit_steps, told="")
 
     def step(self, number: int, seconds: float) -> None:
         """Move the bar."""
         super().step(number, seconds)
-        told = f"step {number}  {100 * self.accuracy:.2f} %  {say_seconds(seconds)}{self.left}"
+        told = f"step {number}  {self.goal.shown(self.score)}  {say_seconds(seconds)}{self.left}"
         self._bar.update(self._task, completed=number, told=told)
 
     def done(self, contender: str, outcome: str) -> None:

@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from sparsewire.errors import NonFiniteError
 from sparsewire.report import plural
 
-from ...tasks import mnist
-from ...tasks.idx import DataError
 from .. import interface
 from ..contenders import Entry
 from ..rank import find_unable
 from .plan import MOMENTUM, Plan
+from .tasks import GOALS, Task, make
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -34,14 +31,8 @@ Emit = Callable[[dict[str, Any]], None]
 def run(plan: Plan, emit: Emit) -> None:
     """Train as `plan` says, as a rank of the default process group."""
     tell: Emit = emit if dist.get_rank() == 0 else lambda record: None
-    data = mnist.load(Path(plan.data))
-    needed = dist.get_world_size() * plan.batch_size
-    if needed > len(data.train):
-        raise DataError(
-            f"a step of all hosts needs {needed:,} images, but there are {len(data.train):,}: "
-            f"take a smaller --batch-size"
-        )
-    net = mnist.build(plan.hidden, plan.seed)
+    task = make(plan, dist.get_rank(), dist.get_world_size())
+    net = task.build()
     start = {key: tensor.clone() for key, tensor in net.state_dict().items()}
     parameters = list(net.parameters())
     tell(
@@ -50,7 +41,7 @@ def run(plan: Plan, emit: Emit) -> None:
             "parameters": sum(p.numel() for p in parameters),
             "tensors": len(parameters),
             "examples": plan.batch_size,
-            "accuracy": _test(net, data),  # everybody's first point
+            "score": _test(net, task),  # everybody's first point
         }
     )
     cannot = find_unable(set(plan.contenders))
@@ -60,7 +51,7 @@ def run(plan: Plan, emit: Emit) -> None:
             continue
         tell({"record": "contender", "contender": name})
         net.load_state_dict(start)
-        reason = _Training(plan, name, net, data, tell).run()
+        reason = _Training(plan, name, net, task, tell).run()
         if reason is not None:
             tell({"record": "failed", "contender": name, "reason": reason})
         else:
@@ -70,11 +61,9 @@ def run(plan: Plan, emit: Emit) -> None:
 class _Training:
     """One contender's way to the target, on one rank."""
 
-    def __init__(self, plan: Plan, name: str, net: nn.Module, data: mnist.Data, tell: Emit) -> None:
-        self._plan, self._name, self._net, self._data, self._tell = plan, name, net, data, tell
-        self._rank, self._world = dist.get_rank(), dist.get_world_size()
-        self._per_epoch = len(data.train) // (plan.batch_size * self._world)
-        self._order = (-1, torch.empty(0))
+    def __init__(self, plan: Plan, name: str, net: nn.Module, task: Task, tell: Emit) -> None:
+        self._plan, self._name, self._net, self._task, self._tell = plan, name, net, task, tell
+        self._goal, self._world = GOALS[plan.model], dist.get_world_size()
         self._step = 0
         self._seconds = 0.0  # of training, on the slowest rank
         self._wire: float | None = 0.0
@@ -84,13 +73,14 @@ class _Training:
     def run(self) -> str | None:
         """Train until the target or the limit; returns why it could go on no further, if so."""
         try:
-            accuracy = 0.0
-            while accuracy < self._plan.target and self._step < self._plan.limit_steps:
+            is_there = False
+            while not is_there and self._step < self._plan.limit_steps:
                 if not math.isfinite(self._leg()):
                     return self._diverged("loss")
                 self._tell({"record": "testing", "step": self._step})
-                accuracy = _test(self._net, self._data)
-                self._tell({"record": "point", **self._point(accuracy)})
+                score = _test(self._net, self._task)
+                is_there = self._goal.reached(score, self._plan.target)
+                self._tell({"record": "point", **self._point(score)})
         except RuntimeError:
             wire = self._entry.wire
             if wire is None or not isinstance(wire.error, NonFiniteError):
@@ -123,30 +113,21 @@ class _Training:
 
     def _train(self) -> float:
         """One step."""
-        images, labels = self._data.train.batch(self._chosen())
         self._optimizer.zero_grad()
-        loss = cross_entropy(self._entry.model(images), labels)
+        loss = self._task.loss(self._entry.model, self._step)
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         self._step += 1
         return loss.item()
 
-    def _chosen(self) -> torch.Tensor:
-        """The images of this rank in this step, whoever trains."""
-        epoch, position = divmod(self._step, self._per_epoch)
-        if self._order[0] != epoch:
-            self._order = (epoch, mnist.order(self._plan.seed, epoch, len(self._data.train)))
-        start = (position * self._world + self._rank) * self._plan.batch_size
-        return self._order[1][start : start + self._plan.batch_size]
-
-    def _point(self, accuracy: float) -> dict[str, Any]:
+    def _point(self, score: float) -> dict[str, Any]:
         """Where the training stands; bytes as the mean over all ranks."""
         payload, wire = _sum(self._entry.sent(self._world), self._wire or 0.0)
         return {
             "contender": self._name,
             "step": self._step,
             "seconds": self._seconds,
-            "accuracy": accuracy,
+            "score": score,
             "payload": payload / self._world,
             "wire": None if self._wire is None else wire / self._world,
         }
@@ -158,10 +139,10 @@ class _Training:
         )
 
 
-def _test(net: nn.Module, data: mnist.Data) -> float:
-    """The share of the test set that is right, each rank with its share; the same on all ranks."""
-    right, asked = _sum(*mnist.evaluate(net, data.test, dist.get_rank(), dist.get_world_size()))
-    return right / asked
+def _test(net: nn.Module, task: Task) -> float:
+    """The mean score over all ranks' shares of the test set; the same on all ranks."""
+    total, count = _sum(*task.test(net))
+    return total / count
 
 
 def _sum(*values: float) -> list[float]:
@@ -174,4 +155,6 @@ def _sum(*values: float) -> list[float]:
 def _optimizer(plan: Plan, net: nn.Module) -> torch.optim.Optimizer:
     if plan.optimizer == "adagrad":
         return torch.optim.Adagrad(net.parameters(), lr=plan.lr, fused=True)
+    if plan.optimizer == "adamw":
+        return torch.optim.AdamW(net.parameters(), lr=plan.lr, fused=True)
     return torch.optim.SGD(net.parameters(), lr=plan.lr, momentum=MOMENTUM)

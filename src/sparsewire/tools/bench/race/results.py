@@ -13,6 +13,7 @@ from ..contenders import DENSE, kind
 from ..results import SCHEMA, ResultsError, place_in_words, rounded, say_seconds
 from ..setting import Setting
 from ..timing import Timing, conclusion, ties
+from .tasks import GOALS, Goal
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Point:
 
     step: int
     seconds: float
-    accuracy: float
+    score: float
     payload: float = 0.0
     wire: float | None = 0.0
 
@@ -63,11 +64,6 @@ class Runner:
         high = max(last.seconds, step.high * last.step)
         return Timing(last.seconds, low, high)
 
-    @property
-    def best(self) -> float:
-        """The best accuracy that it had."""
-        return max(point.accuracy for point in self.points)
-
 
 @dataclass(frozen=True)
 class Race:
@@ -90,6 +86,16 @@ class Race:
         return place_in_words(self.network, self.rate)
 
     @property
+    def goal(self) -> Goal:
+        """What the scores mean."""
+        return GOALS[self.model["name"]]
+
+    @property
+    def aim(self) -> str:
+        """The target in words."""
+        return self.goal.aim(self.target)
+
+    @property
     def dense(self) -> Runner | None:
         """Dense DDP, if it took part."""
         return next((one for one in self.runners if one.name == DENSE), None)
@@ -102,7 +108,7 @@ class Race:
 
     def got_there(self, one: Runner) -> bool:
         """Whether it reached the target."""
-        return not one.failed and one.last.accuracy >= self.target
+        return not one.failed and self.goal.reached(one.last.score, self.target)
 
     def speed_up(self, one: Runner) -> float | None:
         """Dense DDP's time to the target over its own; None unless both got there."""
@@ -111,7 +117,11 @@ class Race:
             return None
         return dense.last.seconds / one.last.seconds
 
-    def images_per_second(self, one: Runner) -> float | None:
+    def best(self, one: Runner) -> str:
+        """The best score that it had, as people read it."""
+        return self.goal.shown(self.goal.best([point.score for point in one.points]))
+
+    def examples_per_second(self, one: Runner) -> float | None:
         """Over all hosts, while the clock ran."""
         if not one.last.step:
             return None
@@ -144,9 +154,9 @@ class Race:
                 "seconds_to_target": one.last.seconds if there else None,
                 "steps_to_target": one.last.step if there else None,
                 "bytes_to_target": one.last.sent if there else None,
-                "images_per_second": self.images_per_second(one),
+                "examples_per_second": self.examples_per_second(one),
                 "speed_up": self.speed_up(one),
-                "best_accuracy": one.best,
+                "best_score": self.goal.best([point.score for point in one.points]),
             },
             "points": [asdict(point) for point in one.points],
         }
@@ -184,7 +194,7 @@ class Race:
 def headline(race: Race) -> str:
     """What a reader wants to know first, in a sentence."""
     where = f"On {race.hosts} hosts {race.place}"
-    goal = f"{100 * race.target:.4g} % on MNIST"
+    goal = race.aim
     schemes = [one for one in race.arrived if one.kind == "scheme"]
     dense = race.dense
     if not race.arrived:
@@ -213,7 +223,7 @@ def remarks(race: Race) -> list[str]:
         elif not race.got_there(one):
             said.append(
                 f"{one.name} did not get there in {plural(race.limit_steps, 'step')} and "
-                f"{say_seconds(one.last.seconds)}: its best was {100 * one.best:.2f} %."
+                f"{say_seconds(one.last.seconds)}: its best was {race.best(one)}."
             )
         elif dense is not None and one is not dense and race.got_there(dense):
             more = one.last.step - dense.last.step

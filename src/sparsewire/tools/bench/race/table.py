@@ -15,19 +15,16 @@ HEADINGS = (
     "\nsteps",
     "time per\nstep",
     "\nsent",
-    "images\nper s",
+    "examples\nper s",
     "against\ndense",
-    "best\naccuracy",
+    "\nbest",
 )
 
 
 def build(race: Race) -> Table:
     """A row for each contender."""
     size = race.model["parameters"] / 1e6
-    title = (
-        f"To {100 * race.target:.4g} % on MNIST: {size:.1f} million parameters, "
-        f"{race.hosts} hosts {race.place}"
-    )
+    title = f"To {race.aim}: {size:.1f} million parameters, {race.hosts} hosts {race.place}"
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=0, pad_edge=False)
     table.add_column("", style="bold", overflow="fold", max_width=36)
     for heading in HEADINGS:
@@ -41,7 +38,7 @@ def build(race: Race) -> Table:
 def cells(race: Race, one: Runner) -> list[str]:
     """What stands under `HEADINGS`; empty where there is nothing to say."""
     there, last = race.got_there(one), one.last
-    images, dense = race.images_per_second(one), race.dense
+    examples, dense = race.examples_per_second(one), race.dense
     against = ""
     if dense is not None and one is not dense and there and race.got_there(dense):
         against = one.timing.verdict(dense.timing)
@@ -50,7 +47,7 @@ def cells(race: Race, one: Runner) -> list[str]:
         str(last.step) if there else f"> {last.step}" if last.step else "",
         say_seconds(last.seconds / last.step) if last.step else "",
         human_bytes(last.sent) if last.step else "",
-        "" if images is None else f"{images:,.0f}",
+        "" if examples is None else f"{examples:,.0f}",
         against,
-        f"{100 * one.best:.2f} %",
+        race.best(one),
     ]

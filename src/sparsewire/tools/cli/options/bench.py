@@ -8,18 +8,19 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from .common import MODELS, PLACES
+from .common import MODELS
 
 _ALL_PEERS = "(default: dense fp16 bf16 powersgd-1 powersgd-4)"
 _BATCHES = "(default: 40 for mnist, 16 for resnet18, 8 for transformer)"
-RACE_RATES = "(default: 0.005 for adagrad, 0.05 for sgd)"
+RACE_RATES = "(default: 0.005 for adagrad, 0.05 for sgd, 0.004 for adamw)"
+_OF_MODEL = "(default: by --model)"
+_RACE_PLACES = "(default: $SPARSEWIRE_DATA/mnist or ./data/mnist; Python's standard library)"
 BENCH_SCHEMES = (
     "TopK(0.01)",
     "Threshold(0.01)",
     "Scheme(TopK(0.01), values=TwoBit())",
     "BlockRandomK(0.01)",
 )
-RACE_SCHEMES = ("TopK(0.01)", "Threshold(0.01)")
 SCALE_SCHEMES = (
     "TopK(0.01)",
     "Scheme(TopK(0.01), collective=Sharded())",
@@ -50,7 +51,7 @@ class BenchStep:
     model: Annotated[str, arg(metavar=MODELS)] = "mnist"
     """What is trained: one of these, or your own function(rank) that returns (model, loss)."""
     schemes: Annotated[tuple[str, ...], arg(metavar="SCHEME [SCHEME ...]")] = BENCH_SCHEMES
-    """sparsewire's schemes; 'updates SCHEME' exchanges updates in place of gradients."""
+    """sparsewire's schemes; 'updates [every H] SCHEME' exchanges updates instead of gradients."""
     peers: Annotated[
         tuple[str, ...], arg(metavar="PEER [PEER ...]", help_behavior_hint=_ALL_PEERS)
     ] = PEERS
@@ -81,10 +82,11 @@ class BenchStep:
     """Show tracebacks and what the workers print."""
 
 
-BENCH_TRAIN = """Measure how long training takes to a target accuracy, dense and sparse.
+BENCH_TRAIN = """Measure how long training takes to a target, dense and sparse.
 
-All train the same perceptron on MNIST from the same weights on the same batches, in turn, until
-the test accuracy is there. The clock counts training steps alone. Hosts are network namespaces with
+All train the same network from the same weights on the same batches, in turn, until the test score
+is as good as the target: a perceptron on MNIST until 97 % are right, or a small GPT on text until
+the loss is low enough. The clock counts training steps alone. Hosts are network namespaces with
 links as slow as asked, which needs Linux, and root or user namespaces; --loopback does without. The
 table is printed; a report to open in a browser, a picture and the curves as JSON are written to
 --out.
@@ -92,42 +94,49 @@ table is printed; a report to open in a browser, a picture and the curves as JSO
 examples:
   sparsewire bench train
   sparsewire bench train --rate 100mbit --schemes "TopK(0.01)" "TopK(0.001)"
+  sparsewire bench train --model gpt --rate 100mbit --peers dense bf16 powersgd-4
   sparsewire bench train --loopback --hosts 2 --hidden 256 --target 0.9
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchTrain:
-    """Measure how long training takes to a target accuracy, dense and sparse."""
+    """Measure how long training takes to a target, dense and sparse."""
 
-    schemes: Annotated[tuple[str, ...], arg(metavar="SCHEME [SCHEME ...]")] = RACE_SCHEMES
-    """sparsewire's schemes; 'updates SCHEME' exchanges updates in place of gradients."""
+    model: Literal["mnist", "gpt"] = "mnist"
+    """What is trained: a perceptron on MNIST, or a small GPT on text."""
+    schemes: Annotated[
+        tuple[str, ...], arg(metavar="SCHEME [SCHEME ...]", help_behavior_hint=_OF_MODEL)
+    ] = ()
+    """sparsewire's schemes; 'updates [every H] SCHEME' exchanges updates instead of gradients."""
     peers: Annotated[tuple[str, ...], arg(metavar="PEER [PEER ...]")] = ("dense",)
     """What they race against: dense, fp16, bf16, powersgd-1, powersgd-4, nothing."""
-    target: Annotated[float, arg(metavar="ACCURACY")] = 0.97
-    """The test accuracy at which a training ends, between 0 and 1."""
+    target: Annotated[float | None, arg(metavar="SCORE", help_behavior_hint=_OF_MODEL)] = None
+    """Where a training ends: mnist's test accuracy, between 0 and 1, or gpt's validation loss."""
     hosts: Annotated[int, arg(metavar="N")] = 4
     """Hosts of the network, each with one worker process."""
     rate: Annotated[str, arg(metavar="RATE")] = "1gbit"
     """Rate of every host's link, like 1gbit; none leaves links unshaped."""
     loopback: bool = False
     """Measure over 127.0.0.1, where no network of its own can be made: --rate does not count."""
-    batch_size: Annotated[int, arg(metavar="N")] = 40
-    """Images per host and step."""
-    hidden: Annotated[tuple[int, ...], arg(metavar="N [N ...]")] = (4096, 4096, 4096)
+    batch_size: Annotated[int | None, arg(metavar="N", help_behavior_hint=_OF_MODEL)] = None
+    """Images, or windows of text, per host and step."""
+    hidden: Annotated[tuple[int, ...], arg(metavar="N [N ...]", help_behavior_hint=_OF_MODEL)] = ()
     """Widths of the hidden layers."""
-    optimizer: Literal["adagrad", "sgd"] = "adagrad"
-    """Which optimizer applies the exchanged gradient; sgd has momentum 0.9."""
+    optimizer: Annotated[
+        Literal["adagrad", "sgd", "adamw"] | None, arg(help_behavior_hint=_OF_MODEL)
+    ] = None
+    """Which optimizer trains; sgd has momentum 0.9."""
     lr: Annotated[float | None, arg(metavar="RATE", help_behavior_hint=RACE_RATES)] = None
     """Learning rate, the same for all."""
     evaluate_every: Annotated[int, arg(metavar="N")] = 25
     """Steps between two looks at the test set, for which the clock stops."""
-    limit_steps: Annotated[int, arg(metavar="N")] = 400
+    limit_steps: Annotated[int | None, arg(metavar="N", help_behavior_hint=_OF_MODEL)] = None
     """Steps after which a training ends without the target."""
     seed: Annotated[int, arg(metavar="N")] = 0
     """Fixes the initial weights and the order of the images."""
-    data: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint=PLACES)] = None
-    """Folder with the four MNIST idx files."""
+    data: Annotated[Path | None, arg(metavar="PATH", help_behavior_hint=_RACE_PLACES)] = None
+    """The folder with the four MNIST idx files, or gpt's text."""
     timeout: Annotated[float, arg(metavar="SECONDS")] = 120.0
     """How long a step may take before it counts as hung."""
     out: Annotated[Path, arg(metavar="DIR")] = Path("runs/bench-train")

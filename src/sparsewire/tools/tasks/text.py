@@ -1,0 +1,114 @@
+"""Text: bytes cut into windows, and a small GPT that learns to predict the next one.
+
+Any file will do. Without one, it is the source code of Python's own standard library, which every
+machine has that can run this.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from .idx import DataError
+from .models import Transformer
+
+BYTES = 256
+_MOST = 1 << 22  # bytes of a text that are read
+_BLOCK = 4096  # every tenth of so many bytes is for validation
+_TESTED = 512  # windows of the validation text
+_TEST_BATCH = 32
+
+
+@dataclass(frozen=True)
+class Data:
+    """A text in numbers: what is trained on, and what is only tested on."""
+
+    train: Tensor
+    val: Tensor
+
+
+def find(given: Path | None = None) -> Path:
+    """The file that was given, or the folder with Python's standard library.
+
+    Raises:
+        DataError: it does not exist.
+    """
+    path = Path(sysconfig.get_path("stdlib")) if given is None else given
+    if given is None and not any(path.glob("*.py")):
+        raise DataError(f"there is no Python source in {path}: name a file of text with --data")
+    if given is not None and not path.is_file():
+        raise DataError(f"{path} is no file: name a file of text with --data")
+    return path
+
+
+def load(path: Path) -> Data:
+    """Read a file, or all Python files in a folder, and keep a tenth of it for validation."""
+    try:
+        files = sorted(path.glob("*.py")) if path.is_dir() else [path]
+        text = b"".join(file.read_bytes() for file in files)[:_MOST]
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    if len(text) < 10 * _BLOCK:
+        raise DataError(f"{path} has {len(text):,} bytes, and {10 * _BLOCK:,} are the least")
+    held = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    is_val = torch.arange(len(held)) // _BLOCK % 10 == 9
+    return Data(held[~is_val], held[is_val])
+
+
+def windows(size: int, length: int) -> int:
+    """How many windows of a text lie side by side, wherever the first one begins."""
+    return (size - length - 1) // length
+
+
+def order(seed: int, epoch: int, size: int, length: int) -> Tensor:
+    """Where the windows of an epoch begin, in its order: side by side, moved by chance."""
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    moved = int(torch.randint(length, (), generator=generator))
+    return torch.randperm(windows(size, length), generator=generator) * length + moved
+
+
+def cut(text: Tensor, starts: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Windows of a text, and what follows every byte of theirs."""
+    places = starts[:, None] + torch.arange(length, device=text.device)
+    return text[places].long(), text[places + 1].long()
+
+
+def build(tokens: int, width: int, layers: int, length: int, seed: int) -> nn.Module:
+    """A GPT, the same for the same seed, with weights as small as GPT-2's."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Transformer(layers, width, max(1, width // 32), tokens, length)
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+    return model
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, text: Tensor, length: int, rank: int, workers: int
+) -> tuple[float, int]:
+    """Add up the loss on this rank's share of a text's first windows.
+
+    Returns:
+        The sum over all bytes, and how many they were; both add up over ranks.
+    """
+    count = min(_TESTED, windows(len(text), length))
+    share = torch.arange(rank, count, workers) * length
+    total = 0.0
+    was_training = model.training
+    model.eval()
+    for starts in torch.split(share, _TEST_BATCH):
+        inputs, labels = cut(text, starts, length)
+        total += cross_entropy(
+            model(inputs).flatten(0, 1), labels.flatten(), reduction="sum"
+        ).item()
+    model.train(was_training)
+    return total, length * len(share)
