@@ -1,16 +1,19 @@
-"""The picture of a study: how score and loss went, a panel for each column of its table."""
+"""The picture of a study: how score and loss went, or the score against the bytes that it took."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
+from sparsewire.report import human_bytes
 from sparsewire.tools.bench import drawing
-from sparsewire.tools.bench.colours import MARKERS, OF_LINES
+from sparsewire.tools.bench.colours import FAINT, INK, MARKERS, OF_LINES
 
-from .recipe import ACCURACY, LOSS, Measure
+from .recipe import ACCURACY, LOSS, Measure, at_their_best
 from .store import Result
 from .table import Board
 
@@ -87,3 +90,87 @@ def _draw_line(
     line.set(label=name, linestyle="-" if row < len(OF_LINES) else "--")  # no two look the same
     lowest, highest = [min(p) for p in heights], [max(p) for p in heights]
     axes.fill_between(epochs, lowest, highest, color=colour, alpha=0.12, linewidth=0)
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """A row at its best column."""
+
+    name: str
+    sent: float  # per step and worker
+    scores: tuple[float, ...]
+
+    @property
+    def kind(self) -> str:
+        """What is exchanged, for the colour."""
+        return "local steps" if "H = " in self.name else self.name.split()[0]
+
+    @property
+    def score(self) -> float:
+        return fmean(self.scores)
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean, 0 if there is one seed."""
+        several = len(self.scores) > 1
+        return stdev(self.scores) / math.sqrt(len(self.scores)) if several else 0.0
+
+
+def save_against_bytes(title: str, board: Board, *paths: Path) -> None:
+    """Draw the score of every row against what it sends, in the formats that `paths` end in."""
+    drawing.write(draw_against_bytes(title, board), *paths)
+
+
+def draw_against_bytes(title: str, board: Board) -> Figure:
+    """A point for each row at its best column; named are those that no other row beats in both."""
+    marks, sign = _marks(board), -1 if board.score.is_loss else 1
+    figure = drawing.blank(10, 6)
+    axes = figure.subplots()
+    best = max(marks, key=lambda mark: sign * mark.score)
+    worst = max(sign * (best.score - mark.score) for mark in marks)
+    span = min(_SHOWN * abs(best.score), 1.1 * worst)  # what is worse than that lies on the edge
+    edge = best.score - sign * span
+    kinds = list(dict.fromkeys(mark.kind for mark in marks))
+    far = 0
+    for mark in marks:
+        number = kinds.index(mark.kind)
+        colour, shape = OF_LINES[number % len(OF_LINES)], MARKERS[number % len(MARKERS)]
+        is_far = sign * mark.score < sign * edge
+        height = edge if is_far else mark.score
+        error = 0.0 if is_far else mark.error
+        axes.errorbar(
+            mark.sent, height, error or None, fmt=shape, color=colour, markersize=6, capsize=3
+        )
+        beaten = any(
+            other.sent <= mark.sent and sign * other.score > sign * mark.score for other in marks
+        )
+        far += is_far
+        if not beaten or is_far:
+            told = f"{mark.name}: {mark.score:.{board.score.digits}f}" if is_far else mark.name
+            place = (8, sign * (11 * far - 8)) if is_far else (7, sign * -10 - 3)  # far ones apart
+            axes.annotate(
+                told, (mark.sent, height), place, textcoords="offset points", fontsize=8, color=INK
+            )
+    axes.axhline(best.score, color=FAINT, linewidth=0.9)
+    axes.set_xscale("log")
+    axes.set_ylim(*sorted((edge - sign * 0.05 * span, best.score + sign * 0.12 * span)))
+    for number, name in enumerate(kinds):
+        colour, shape = OF_LINES[number % len(OF_LINES)], MARKERS[number % len(MARKERS)]
+        axes.plot([], [], shape, color=colour, label=name)
+    drawing.plain(axes, f"{title}: {board.score.name}", "sent per step and worker")
+    axes.xaxis.set_major_formatter(lambda sent, _: human_bytes(sent))
+    axes.margins(x=0.12)
+    corner = "upper right" if board.score.is_loss else "lower right"
+    axes.legend(loc=corner, frameon=False, labelcolor=INK, fontsize=9)
+    return figure
+
+
+_SHOWN = 0.15  # of the best score
+
+
+def _marks(board: Board) -> list[_Mark]:
+    best = at_their_best(board.scores, board.score)
+    return [
+        _Mark(row, board.results[row, column][0]["sent"], tuple(scores))
+        for row, (column, scores) in best.items()
+    ]

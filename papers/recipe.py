@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from fnmatch import fnmatchcase
+from statistics import fmean
 from typing import Any, Literal
 
 Place = tuple[str, str]
@@ -149,6 +150,22 @@ class Cell:
         return fnmatchcase(self.name, pattern) or pattern in self.name.split("/")
 
 
+def at_their_best(
+    found: Mapping[Place, Sequence[float]], measure: Measure
+) -> dict[str, tuple[str, Sequence[float]]]:
+    """Every row's best column and its scores, among the columns that have the most seeds."""
+
+    def rank(column: str, row: str) -> tuple[int, float]:
+        scores = found[row, column]
+        return len(scores), -fmean(scores) if measure.is_loss else fmean(scores)
+
+    columns: dict[str, list[str]] = {}
+    for row, column in found:
+        columns.setdefault(row, []).append(column)
+    best = {row: max(names, key=lambda name: rank(name, row)) for row, names in columns.items()}
+    return {row: (column, found[row, column]) for row, column in best.items()}
+
+
 @dataclass(frozen=True)
 class Study:
     """A claim of a paper, and the trainings that test it.
@@ -163,6 +180,7 @@ class Study:
         on_curves: what follows from how the trainings went, likewise, from whole results.
         score: what the table shows, in its unit; more is better.
         drawn: what the picture shows over the epochs, the second on a logarithmic scale.
+        shows_bytes: the picture shows scores against bytes instead.
     """
 
     name: str
@@ -174,6 +192,7 @@ class Study:
     on_curves: Callable[[Mapping[Place, Sequence[Mapping[str, Any]]]], Sequence[str]] | None = None
     score: Measure = ACCURACY
     drawn: tuple[Measure, Measure] = (ACCURACY, LOSS)
+    shows_bytes: bool = False
 
     @property
     def usual(self) -> str:

@@ -136,7 +136,10 @@ def show(
     remarks += [f"{study.score.name} as sacrebleu counts it: {text}" for text in counted]
     print("", *remarks, "", sep="\n")
     try:
-        picture.save(title, board, path, path.with_suffix(".svg"), drawn=study.drawn)
+        if study.shows_bytes:
+            picture.save_against_bytes(title, board, path, path.with_suffix(".svg"))
+        else:
+            picture.save(title, board, path, path.with_suffix(".svg"), drawn=study.drawn)
     except ModuleNotFoundError as error:
         print(f"no picture: {error.name} is not installed", file=sys.stderr)
     else:

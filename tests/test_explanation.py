@@ -7,13 +7,16 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 import sparsewire as sw
+from sparsewire.adapters.updates import Updates
 from sparsewire.counters import STAGES, Counters
 from sparsewire.exchange import Exchange
 from sparsewire.message import CHECKSUM_BYTES, HEADER_BYTES, STATUS_BYTES
 from sparsewire.report import Report, dense_traffic, human_bytes
 from sparsewire.segments import ParamSlice
+from sparsewire.session import Session, Topology
 from sparsewire.state import StateStore
 
 from .laws.cases import CPU, Crew, noise
@@ -284,3 +287,28 @@ def test_other_selectors_choose_what_they_are_to() -> None:
     crew = Crew(sw.TopK(0.01), 2, {"w": (100, 300), "b": (64,)})
     crew.exchange(noise(2, crew.size, 0))
     assert crew.all_counters[0].selected == crew.all_counters[0].aimed_at == 300
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_explained_memory_of_updates_is_what_they_take(delay: int) -> None:
+    scheme = sw.parse("TopK(0.01)").at(0)
+    net = nn.Sequential(nn.Linear(100, 80), nn.Linear(80, 7))
+    shapes = {name: tuple(p.shape) for name, p in net.named_parameters()}
+    session = Session(scheme, shapes, Topology(0, 2))
+    updates = Updates(session, dict(net.named_parameters()), is_delayed=bool(delay))
+    found = sw.explain(scheme, shapes, 2, communicate="updates", delay=delay)
+    held = [updates.weights.shared, updates.mean]
+    held += [updates.weights._start] if updates.weights._start is not None else []
+    assert found.weights_bytes == sum(tensor.nbytes for tensor in held)
+    without = sw.explain(scheme, shapes, 2).memory_bytes
+    assert found.memory_bytes == found.weights_bytes + without
+    assert "of it for shared weights and update" in str(found)
+
+
+def test_local_steps_are_said() -> None:
+    found = sw.explain("TopK(0.01)", SHAPES, 4, communicate="updates", every=15)
+    assert "received per round of 15 local steps by each of 4 workers" in str(found)
+    with pytest.raises(sw.errors.SchemeError, match="for communicate='updates'"):
+        sw.explain("TopK(0.01)", SHAPES, 4, every=15)
+    with pytest.raises(sw.errors.SchemeError, match="'gradients' or 'updates', not 'weights'"):
+        sw.explain("TopK(0.01)", SHAPES, 4, communicate="weights")  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Any
 
-from ..recipe import ACCURACY, LOSS, Cell, Measure, Place, Recipe, Study
+from ..recipe import ACCURACY, Cell, Measure, Place, Recipe, Study, at_their_best
 from .eghlidi2020 import LAPTOP, corrected, recipe_of
 
 WORKERS = 8
@@ -49,6 +49,7 @@ def _local(every: int, **how: Any) -> dict[str, Any]:
 
 
 _ALL = ", dense_1d=False"
+_EVERYTHING = ", dense_below=0, dense_1d=False"
 _OWNERS = ", collective=Sharded(0.05), dense_1d=False"
 
 COMMON = (
@@ -77,6 +78,8 @@ COMMON = (
         {**_AHEAD, "delay": 1},
     ),
     Row("updates dense", "Dense()", _UPDATES),
+    Row("updates 1 %, two bits, everything, ahead", _two_bits("TopK(0.01)", _EVERYTHING), _AHEAD),
+    Row("updates 2 %, two bits, everything, ahead", _two_bits("TopK(0.02)", _EVERYTHING), _AHEAD),
 )
 PHOTOS = (
     *COMMON[:2],
@@ -177,11 +180,7 @@ def _quick(rows: Sequence[Row], recipe: Recipe, rate: float) -> list[Cell]:
 def _remarks(measure: Measure) -> Any:
     def remarks(found: Mapping[Place, Sequence[float]]) -> list[str]:
         """Every row at its best rate, and how far it is from dense, seed by seed."""
-        best: dict[str, tuple[str, Sequence[float]]] = {}
-        sign = -1 if measure.is_loss else 1
-        for (row, rate), scores in found.items():
-            if row not in best or sign * fmean(scores) > sign * fmean(best[row][1]):
-                best[row] = rate, scores
+        best = at_their_best(found, measure)
         if DENSE not in best:
             return ["dense is not trained yet"]
         base = best[DENSE][1]
@@ -223,6 +222,7 @@ CIFAR10 = Study(
     },
     seeds={"laptop": (0, 1, 2), "long": (0, 1, 2), "quick": (0,)},
     remarks=_remarks(ACCURACY),
+    shows_bytes=True,
 )
 GPT = Study(
     name="accuracy-gpt",
@@ -236,5 +236,5 @@ GPT = Study(
     seeds={"laptop": (0, 1, 2), "long": (0, 1, 2), "quick": (0,)},
     remarks=_remarks(VALID_LOSS),
     score=VALID_LOSS,
-    drawn=(VALID_LOSS, LOSS),
+    shows_bytes=True,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from typing import Literal
 
 import torch
 
@@ -21,7 +22,10 @@ WORTH_SAYING = 1.05  # times less that another collective sends
 
 @dataclass(frozen=True)
 class Explanation:
-    """The sizes of one exchange of all parameters as one message, per rank and step."""
+    """The sizes of one exchange of all parameters as one message, per rank and step.
+
+    With local steps, `every` of them belong to one exchange.
+    """
 
     scheme: str
     collective: str
@@ -45,6 +49,8 @@ class Explanation:
     negotiation_bytes: int = 0
     negotiation: str = ""
     advice: str = ""
+    every: int = 1
+    weights_bytes: int = 0  # of the memory: shared weights and the update, if updates are sent
 
     def to_dict(self) -> dict[str, object]:
         """The same for JSON."""
@@ -59,12 +65,16 @@ class Explanation:
             _against(dense, self.sent_bytes)
             for dense in (self.dense_float32_bytes, self.dense_bfloat16_bytes)
         )
+        local = f" of {self.every} local steps" if self.every > 1 else ""
         traffic = (
-            f"{human_bytes(self.sent_bytes)} sent and as much received per step by each of "
-            f"{self.workers} workers"
+            f"{human_bytes(self.sent_bytes)} sent and as much received per "
+            f"{f'round{local}' if local else 'step'} by each of {self.workers} workers"
             if self.workers > 1
             else "none, since 1 worker has nobody to exchange with"
         )
+        memory = f"{human_bytes(self.memory_bytes)} on each worker"
+        if self.weights_bytes:
+            memory += f", {human_bytes(self.weights_bytes)} of it for shared weights and update"
         lines = [
             self.scheme,
             f"  sends        {self.selected:,} selected + {self.sent_densely:,} sent densely of "
@@ -76,7 +86,7 @@ class Explanation:
             f"  traffic      {traffic}",
             f"  dense        {human_bytes(self.dense_float32_bytes)} in float32 ({ratio32}), "
             f"{human_bytes(self.dense_bfloat16_bytes)} in bfloat16 ({ratio16})",
-            f"  memory       {human_bytes(self.memory_bytes)} on each worker",
+            f"  memory       {memory}",
         ]
         if self.push_bytes:
             ways = (
@@ -96,17 +106,31 @@ class Explanation:
 
 
 def explain(
-    scheme: AnyScheme | Selector | str, shapes: Mapping[str, Shape], workers: int
+    scheme: AnyScheme | Selector | str,
+    shapes: Mapping[str, Shape],
+    workers: int,
+    *,
+    communicate: Literal["gradients", "updates"] = "gradients",
+    every: int = 1,
+    delay: int = 0,
 ) -> Explanation:
     """What `scheme` sends each step for parameters of these shapes on this many workers.
+
+    `communicate`, `every` and `delay` are those of `attach`.
 
     >>> print(explain("TopK(0.01)", {"w": (1000, 1000)}, 4).sent_bytes)
     152400
     """
+    if communicate not in ("gradients", "updates"):
+        raise SchemeError(f"communicate is 'gradients' or 'updates', not {communicate!r}")
+    if communicate == "gradients" and (every, delay) != (1, 0):
+        raise SchemeError("every and delay are for communicate='updates'")
     chosen = as_scheme(scheme)
     full = chosen.at(2**62)
     exchange = Exchange(full, full.partition(shapes), workers)
     segments = exchange.segments
+    # shared weights and the flat update, and with delay where the round began
+    weights = 4 * segments.size * (2 + bool(delay)) if communicate == "updates" else 0
     return Explanation(
         scheme=repr(chosen),
         collective=repr(full.collective),
@@ -123,13 +147,15 @@ def explain(
         sent_bytes=exchange.traffic,
         dense_float32_bytes=dense_traffic(segments.size, workers, 4),
         dense_bfloat16_bytes=dense_traffic(segments.size, workers, 2),
-        memory_bytes=_memory_bytes(full, segments.size, workers),
+        memory_bytes=_memory_bytes(full, segments.size, workers) + weights,
         warmup=_warmup(chosen),
         push_bytes=exchange.plan.message_bytes.get("push", 0),
         pull_bytes=exchange.plan.message_bytes.get("pull", 0),
         negotiation_bytes=exchange.negotiation.nbytes if exchange.negotiation else 0,
         negotiation=_negotiation(exchange.negotiation),
         advice=_advice(exchange, workers),
+        every=every,
+        weights_bytes=weights,
     )
 
 

@@ -16,10 +16,10 @@ import pytest
 import sparsewire as sw
 from papers import picture, reproduce
 from papers.__main__ import main
-from papers.recipe import Cell, Place, Recipe, Study
+from papers.recipe import Cell, Place, Recipe, Study, at_their_best
 from papers.reproduce import Request, RequestError
 from papers.store import SCHEMA, Store, StoreError
-from papers.studies import STUDIES, aji2017_translation
+from papers.studies import STUDIES, accuracy, aji2017_translation
 from papers.table import Board
 from papers.tasks import translation
 from papers.trainer import Trainer
@@ -295,6 +295,35 @@ def test_no_two_lines_of_a_picture_look_the_same(tmp_path: Path) -> None:
     looks = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines}
     assert len(looks) == len(lines) == 8
     assert [list(line.get_xdata()) for line in lines] == [[2]] * 8
+
+
+def test_scores_against_bytes(tmp_path: Path) -> None:
+    """Each row at its best among the columns with the most seeds; bad ones on the edge, named."""
+    store, cells = Store(tmp_path / "out.jsonl"), accuracy.GPT.recipes["quick"]()
+    losses = {"dense/0.004": [1.5, 1.6], "gradients 1 %/0.004": [2.5], "updates 1 %/0.004": [1.6]}
+    for name, scores in losses.items():
+        cell = next(cell for cell in cells if cell.name == name)
+        for seed, score in enumerate(scores):
+            store.append(
+                {
+                    "schema": SCHEMA,
+                    "scheme": cell.scheme,
+                    "identity": sw.parse(cell.scheme).identity,
+                    "recipe": cell.recipe.to_dict(),
+                    "seed": seed,
+                    "diverged": False,
+                    "valid_loss": score,
+                    "sent": 1e6 if "dense" in name else 1e4,
+                }
+            )
+    figure = picture.draw_against_bytes("bytes", Board(cells, store, accuracy.VALID_LOSS))
+    (axes,) = figure.axes
+    named = {text.get_text() for text in axes.texts}
+    assert named == {"dense", "updates 1 %", "gradients 1 %: 2.500"}
+    assert axes.get_xlim()[0] < 1e4 < 1e6 < axes.get_xlim()[1]
+    found = {("a", "1"): [1.0], ("a", "2"): [2.0, 4.0], ("a", "3"): [3.0, 2.0], ("b", "1"): [7.0]}
+    best = {"a": ("3", [3.0, 2.0]), "b": ("1", [7.0])}
+    assert at_their_best(found, accuracy.VALID_LOSS) == best
 
 
 def start(*words: str) -> subprocess.CompletedProcess[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
@@ -26,12 +27,12 @@ from .conftest import bench, results
 LOOPBACK = ["--loopback", "--hosts", "2", "--hidden", "32", "--batch-size", "32"]
 
 
-def runner(name: str, *accuracies: float, step: float, failed: str | None = None) -> Runner:
+def runner(name: str, *scores: float, step: float, failed: str | None = None) -> Runner:
     """One that was looked at every ten steps of so many seconds, and sent a kilobyte in each."""
     points = [Point(0, 0.0, 0.1)]
-    for number, accuracy in enumerate(accuracies, start=1):
+    for number, score in enumerate(scores, start=1):
         steps = 10 * number
-        points.append(Point(steps, steps * step, accuracy, 1000.0 * steps, 1100.0 * steps))
+        points.append(Point(steps, steps * step, score, 1000.0 * steps, 1100.0 * steps))
     return Runner(name, tuple(points), failed)
 
 
@@ -62,8 +63,8 @@ def test_who_got_there_and_when(race: Race) -> None:
     assert race.speed_up(sparse) == pytest.approx(40 / 15)
     assert race.speed_up(dense) == 1
     assert race.speed_up(late) is None
-    assert race.images_per_second(sparse) == pytest.approx(4 * 40 / 0.5)
-    assert race.images_per_second(broken) is None
+    assert race.examples_per_second(sparse) == pytest.approx(4 * 40 / 0.5)
+    assert race.examples_per_second(broken) is None
     assert headline(race) == (
         "On 4 hosts at 1 Gbit/s, TopK(0.01) reaches 97 % on MNIST in 15.0 s, "
         "dense DDP in 40.0 s: 2.7× faster."
@@ -127,16 +128,18 @@ def test_json_round_trip(race: Race) -> None:
     assert sparse["summary"]["seconds_to_target"] == 15
     assert sparse["summary"]["bytes_to_target"] == 33000
     assert (late["reached"], late["summary"]["seconds_to_target"]) == (False, None)
-    assert late["summary"]["best_accuracy"] == 0.6
+    assert late["summary"]["best_score"] == 0.6
     assert broken["failed"]
     with pytest.raises(ResultsError, match="kind 'step'"):
         Race.from_dict({**content, "kind": "step"})
     with pytest.raises(ResultsError, match="no results"):
-        Race.from_dict({"schema": 1, "kind": "train"})
+        Race.from_dict({"schema": 2, "kind": "train"})
 
 
 def test_a_plan_survives_json(tmp_path: Path) -> None:
-    plan = Plan(("dense DDP",), 0.9, 8, (16, 16), "sgd", 0.1, 5, 50, 0, str(tmp_path), 60.0)
+    plan = Plan(
+        "mnist", ("dense DDP",), 0.9, 8, (16, 16), "sgd", 0.1, 5, 50, 0, str(tmp_path), 60.0
+    )
     assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
 
 
@@ -191,8 +194,8 @@ def test_a_race(tmp_path: Path, data: Path) -> None:
         points = one["points"]
         assert one["reached"]
         assert [point["step"] for point in points] == list(range(0, 5 * len(points), 5))
-        assert points[0]["accuracy"] < 0.5 <= points[-1]["accuracy"]
-        assert all(point["accuracy"] < 0.5 for point in points[:-1])
+        assert points[0]["score"] < 0.5 <= points[-1]["score"]
+        assert all(point["score"] < 0.5 for point in points[:-1])
         seconds = [point["seconds"] for point in points]
         assert seconds == sorted(seconds)
         assert one["summary"]["steps_to_target"] == points[-1]["step"]
@@ -221,9 +224,44 @@ def test_those_who_diverge(tmp_path: Path, data: Path) -> None:
         assert "try a smaller --lr" in one["failed"]
 
 
+def test_a_race_of_gpts(tmp_path: Path) -> None:
+    """To a loss, with AdamW; exchanging updates at every step and at every third."""
+    scheme = "Scheme(TopK(0.05), values=TwoBit())"
+    words = ["--loopback", "--hosts", "2", "--model", "gpt", "--hidden", "32", "--batch-size", "2"]
+    words += ["--target", "4.5", "--evaluate-every", "6", "--limit-steps", "60", "--lr", "0.01"]
+    words += ["--schemes", f"updates {scheme}", f"updates every 3 {scheme}", "--out", "out"]
+    ended = bench(tmp_path, *words, command="train")
+    assert ended.returncode == 0, ended.stderr
+    assert "To a loss of 4.5 on text" in ended.stdout
+    assert "Validation loss over time" in (tmp_path / "out" / "report.html").read_text()
+    found = json.loads((tmp_path / "out" / "results.json").read_text())["contenders"]
+    dense, each, third = found
+    for one in found:
+        assert one["reached"]
+        assert one["points"][0]["score"] > 5 > 4.5 >= one["points"][-1]["score"]
+        assert one["summary"]["best_score"] == min(point["score"] for point in one["points"])
+    assert each["points"][1]["payload"] < dense["points"][1]["payload"] / 5
+    assert third["points"][1]["payload"] < each["points"][1]["payload"] / 2.9
+
+
+def test_a_loss_is_better_below(race: Race, tmp_path: Path) -> None:
+    points = (Point(0, 0.0, 5.5), Point(10, 1.0, 2.0), Point(20, 2.0, 2.1))
+    one = Runner("dense DDP", points)
+    losses = replace(race, model={**race.model, "name": "gpt"}, target=2.05, runners=(one,))
+    assert losses.best(one) == "2.000"
+    assert not losses.got_there(one)
+    assert losses.got_there(replace(one, points=points[:2]))
+    assert "nobody reached a loss of 2.05 on text in 30 steps" in headline(losses)
+    picture.save(losses, tmp_path / "train.png")
+
+
 WRONG_WORDS = [
     ("--target 1", "--target must be between 0 and 1"),
     ("--target 97", "--target must be between 0 and 1"),
+    ("--model gpt --target -1", "--target must be above 0"),
+    ("--model gpt --hidden 64 32", "--hidden widths of gpt must be alike"),
+    ("--model gpt --data nowhere.txt", "nowhere.txt is no file"),
+    ("--schemes 'updates every 0 TopK(0.01)'", "every is at least 1"),
     ("--hosts 1", "--hosts must be at least 2"),
     ("--rate fast", "--rate: 'fast' is no rate"),
     ("--schemes TopKK(1)", "did you mean TopK?"),
@@ -239,7 +277,7 @@ WRONG_WORDS = [
 
 @pytest.mark.parametrize(("words", "reason"), WRONG_WORDS, ids=[case[0] for case in WRONG_WORDS])
 def test_wrong_words(capsys: pytest.CaptureFixture[str], words: str, reason: str) -> None:
-    assert main(["bench", "train", "--hosts", "2", *words.split()]) == 2
+    assert main(["bench", "train", "--hosts", "2", *shlex.split(words)]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.count("\n") == 1

@@ -41,6 +41,15 @@ def test_loopback_and_the_reason_elsewhere(
     assert "a lab needs root" in capsys.readouterr().err
 
 
+def test_a_gpt_with_adamw(
+    asked: list[BenchTrain], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(home, "obstacle", lambda: None)
+    assert home.demo(Demo(model="gpt")) == 0
+    assert (asked[0].model, asked[0].rate) == ("gpt", "100mbit")
+    assert "AdamW on 4 hosts with links of 100 Mbit/s" in capsys.readouterr().err
+
+
 def test_quiet(asked: list[BenchTrain], capsys: pytest.CaptureFixture[str]) -> None:
     assert home.demo(Demo(quiet=True)) == 0
     assert asked[0].quiet

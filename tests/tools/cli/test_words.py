@@ -86,6 +86,10 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert told == json.loads(json.dumps(expected.to_dict()))
     assert main([*words, "--params", "1e6"]) == 0
     assert capsys.readouterr().out == f"{expected}\n"
+    assert main([*words, "--communicate", "updates", "--every", "15"]) == 0
+    assert "per round of 15 local steps by each of 4 workers" in capsys.readouterr().out
+    assert main([*words, "--every", "15"]) == 2
+    assert "--every is for --communicate updates" in capsys.readouterr().err
     assert main([*words, "--model", "mnist", "--hidden", "8", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["parameters"] == 784 * 8 + 8 + 8 * 10 + 10
 

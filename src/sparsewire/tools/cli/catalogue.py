@@ -43,7 +43,17 @@ def explain(options: Explain) -> int:
     scheme = sw.parse(options.scheme)
     if options.workers < 1:
         raise CommandError(f"--workers must be at least 1, not {options.workers}", USAGE)
-    explanation = sw.explain(scheme, _shapes(options), options.workers)
+    if options.every < 1:
+        raise CommandError(f"--every must be at least 1, not {options.every}", USAGE)
+    if options.every > 1 and options.communicate == "gradients":
+        raise CommandError("--every is for --communicate updates", USAGE)
+    explanation = sw.explain(
+        scheme,
+        _shapes(options),
+        options.workers,
+        communicate=options.communicate,
+        every=options.every,
+    )
     print(json.dumps(explanation.to_dict(), indent=2) if options.json else explanation)
     return 0
 

@@ -176,11 +176,12 @@ def _check(options: BenchTrain) -> None:
     """Refuse what cannot work before anything starts, each with what would."""
     check_hosts(options.hosts, "--hosts")
     target, most = options.target, 1 if options.model == "mnist" else math.inf
+    wanted = "between 0 and 1" if options.model == "mnist" else "above 0"
     rules = [
         (options.hosts >= 2, "--hosts must be at least 2: one alone exchanges nothing"),
         (
             target is None or 0 < target < most,
-            f"--target must be between 0 and {most}, not {target}",
+            f"--target must be {wanted}, not {target}",
         ),
         (
             options.batch_size is None or options.batch_size >= 1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-LEARNING_RATES = {"adagrad": 0.005, "sgd": 0.05, "adamw": 0.004}
+LEARNING_RATES = {"adagrad": 0.005, "sgd": 0.05, "adamw": 0.001}
 MOMENTUM = 0.9  # of sgd, without which it gets there late
 
 

@@ -10,10 +10,12 @@ from sparsewire.report import plural
 
 from ...lab import Link
 from ..contenders import DENSE, kind
-from ..results import SCHEMA, ResultsError, place_in_words, rounded, say_seconds
+from ..results import ResultsError, place_in_words, rounded, say_seconds
 from ..setting import Setting
 from ..timing import Timing, conclusion, ties
 from .tasks import GOALS, Goal
+
+SCHEMA = 2
 
 
 @dataclass(frozen=True)

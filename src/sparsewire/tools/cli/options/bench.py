@@ -8,13 +8,12 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from .common import MODELS
+from .common import MODELS, RACE_PLACES
 
 _ALL_PEERS = "(default: dense fp16 bf16 powersgd-1 powersgd-4)"
 _BATCHES = "(default: 40 for mnist, 16 for resnet18, 8 for transformer)"
-RACE_RATES = "(default: 0.005 for adagrad, 0.05 for sgd, 0.004 for adamw)"
+RACE_RATES = "(default: 0.005 for adagrad, 0.05 for sgd, 0.001 for adamw)"
 _OF_MODEL = "(default: by --model)"
-_RACE_PLACES = "(default: $SPARSEWIRE_DATA/mnist or ./data/mnist; Python's standard library)"
 BENCH_SCHEMES = (
     "TopK(0.01)",
     "Threshold(0.01)",
@@ -135,7 +134,7 @@ class BenchTrain:
     """Steps after which a training ends without the target."""
     seed: Annotated[int, arg(metavar="N")] = 0
     """Fixes the initial weights and the order of the images."""
-    data: Annotated[Path | None, arg(metavar="PATH", help_behavior_hint=_RACE_PLACES)] = None
+    data: Annotated[Path | None, arg(metavar="PATH", help_behavior_hint=RACE_PLACES)] = None
     """The folder with the four MNIST idx files, or gpt's text."""
     timeout: Annotated[float, arg(metavar="SECONDS")] = 120.0
     """How long a step may take before it counts as hung."""

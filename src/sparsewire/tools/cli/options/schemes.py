@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
@@ -31,6 +31,7 @@ examples:
   sparsewire explain "TopK(0.01)" --params 11e6 --workers 8
   sparsewire explain "Scheme(TopK(0.01), scope='global')" --model mnist --json
   sparsewire explain "TopK(0.01)" --model my_models:small
+  sparsewire explain "TopK(0.01)" --communicate updates --every 15
 """
 
 
@@ -48,5 +49,9 @@ class Explain:
     """Widths of the hidden layers of --model mnist."""
     workers: Annotated[int, arg(metavar="N")] = 8
     """How many workers exchange."""
+    communicate: Literal["gradients", "updates"] = "gradients"
+    """What they exchange."""
+    every: Annotated[int, arg(metavar="H")] = 1
+    """Local steps between two exchanges of updates."""
     json: bool = False
     """Print JSON."""
