@@ -110,6 +110,9 @@ class Player:
         self._left -= 1
         return ticket
 
+    def abandon(self, error: Exception) -> None:
+        raise AssertionError("what was recorded is fine") from error
+
 
 class Worker:
     """One of 8 who exchange the same gradient over and over: only its time counts."""

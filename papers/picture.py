@@ -161,7 +161,7 @@ def draw_against_bytes(title: str, board: Board) -> Figure:
     axes.xaxis.set_major_formatter(lambda sent, _: human_bytes(sent))
     axes.margins(x=0.12)
     corner = "upper right" if board.score.is_loss else "lower right"
-    axes.legend(loc=corner, frameon=False, labelcolor=INK, fontsize=9)
+    axes.legend(loc=corner, frameon=False, labelcolor=INK, fontsize=9)  # type: ignore[call-overload]
     return figure
 
 

@@ -329,7 +329,9 @@ def test_sharded_messages_of_any_bytes_do_no_harm(scheme: str, leg: int) -> None
         assert "that rank 0 received at step 7" in refusal(ranks, scramble, leg)
 
 
-def test_a_damaged_verdict_stops_the_rank_that_got_it() -> None:
+def test_a_damaged_verdict_breaks_the_group() -> None:
+    """The rank that got it cannot know what the others decided."""
+
     def flip_bit(answers: list[list[Tensor]]) -> None:
         answers[0][1] = answers[0][1].clone()
         answers[0][1][3] ^= 1
@@ -337,7 +339,8 @@ def test_a_damaged_verdict_stops_the_rank_that_got_it() -> None:
     ranks = Ranks("TopK(0.05)", 2)
     kept = ranks.kept(0)
     error, status = ranks.outcomes(flip_bit, group="status")
-    assert isinstance(error, sw.errors.CorruptMessageError)
+    assert type(error) is sw.errors.ExchangeError
+    assert "the group is broken: restart all ranks" in str(error)
     assert "the status of rank 1 at step 7, bucket 2" in str(error)
     assert torch.equal(ranks.kept(0), kept)
     assert status is None  # nobody else knows

@@ -26,6 +26,7 @@ from papers.trainer import Trainer
 from sparsewire.adapters import capture
 from sparsewire.adapters.simulation import Simulation
 from sparsewire.counters import Counters
+from sparsewire.digest import digest
 from sparsewire.exchange import Call, Exchange, Finding, NonFinite, read_statuses, status_of
 from sparsewire.state import StepState
 from sparsewire.tools.tasks import mnist
@@ -329,6 +330,13 @@ def _spawn(world_size: int, backend: str, scheme: str) -> list[torch.Tensor]:
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(_train, (world_size, backend, port, scheme, f"{folder}/"), world_size)
         return [torch.load(f"{folder}/{rank}", weights_only=True) for rank in range(world_size)]
+
+
+def test_a_digest_is_the_same_on_both_devices() -> None:
+    for size in (0, 3, 8, 1001):
+        for dtype in (torch.float32, torch.bfloat16):
+            tensor = torch.arange(size, dtype=dtype)
+            assert digest({"x": tensor.cuda()}) == digest({"x": tensor})
 
 
 def test_ddp_on_nccl_with_one_rank() -> None:

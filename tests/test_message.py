@@ -17,6 +17,7 @@ from sparsewire.message import (
     compare,
     fingerprint,
     layout_fingerprint,
+    local_difference,
 )
 from sparsewire.segments import Segments
 
@@ -41,6 +42,7 @@ def said(*changes: dict[str, int]) -> list[Header]:
         layout=word,
         length=word,
         version=st.integers(0, 2**16 - 1),
+        odd_local=st.integers(0, 2**32 - 1),
     )
 )
 @LAWFUL
@@ -66,13 +68,14 @@ def test_foreign_bytes_are_refused(place: int) -> None:
     data = HEADER.pack()
     data[place] ^= 1
     with pytest.raises(
-        sw.errors.DisagreementError, match=r"from rank 0 is no header .* another program"
-    ):
+        sw.errors.ExchangeError, match=r"from rank 0 is no header .* another program .* is broken"
+    ) as refusal:
         Header.unpack(data, 0)
+    assert not refusal.value.is_agreed
 
 
 def test_header_of_another_rank_is_refused() -> None:
-    with pytest.raises(sw.errors.DisagreementError, match="from rank 1 is no header"):
+    with pytest.raises(sw.errors.ExchangeError, match="from rank 1 is no header"):
         Header.unpack(HEADER.pack(), 1)
 
 
@@ -107,6 +110,19 @@ def test_odd_rank_is_named_with_the_reason(name: str, words: str, detail: str) -
         assert "same code, model and scheme" in text
         texts.add(text.split(", at step")[0])
     assert len(texts) == 1  # all ranks say the same
+
+
+@pytest.mark.parametrize("change", [{"step": 8}, {"bucket": 0}, {"layout": 1}], ids=str)
+def test_odd_rank_of_a_machine_is_named_to_all(change: dict[str, int]) -> None:
+    assert local_difference(said({}, {}, {})) == 0
+    odd_local = local_difference(said({}, {}, change))
+    headers = said({}, {"odd_local": odd_local}, {})
+    assert Header.unpack(headers[1].pack(), 1) == headers[1]
+    for own in headers:
+        with pytest.raises(
+            sw.errors.DisagreementError, match=r"^rank 2 of node 1 disagrees with the others of its"
+        ):
+            compare(headers, own, "TopK(0.01)")
 
 
 def test_several_odd_ranks_are_named() -> None:

@@ -8,7 +8,7 @@ requests. The last three steps are the collective's, in `collectives/`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -24,16 +24,20 @@ from .message import (
     FINE,
     HEADER_BYTES,
     STATUS_BYTES,
+    USE,
     Context,
     Header,
+    bytes_with_checksum,
     check_statuses,
     compare,
     fingerprint,
+    gather_checked,
+    gather_headers,
     layout_fingerprint,
     pack_status,
 )
 from .randomness import RandomKey, fold, name_key
-from .requests import Routine, all_gather
+from .requests import Routine
 from .scheme import Scheme
 from .segments import ParamSlice, Segments
 from .selectors import Accumulation, Coordination, Negotiation, NegotiationPlan
@@ -45,13 +49,14 @@ from .workspace import Workspace
 class Call:
     """Which exchange this is: the `step` and `bucket`, seen from `rank`.
 
-    `opens`: it is the first one of its step.
+    `opens`: it is the first one of its step. `odd_local`: see `Header`.
     """
 
     step: int
     rank: int
     bucket: int = 0
     opens: bool = True
+    odd_local: int = 0
 
 
 @dataclass(frozen=True)
@@ -134,7 +139,8 @@ class Exchange:
     @property
     def traffic(self) -> int:
         """Bytes each rank sends in the first exchange of a step, as many as it receives."""
-        ahead = HEADER_BYTES + (len(self.segments.params) if self.skips_unused else 0)
+        flags = bytes_with_checksum(len(self.segments.params)) if self.skips_unused else 0
+        ahead = HEADER_BYTES + flags
         negotiated = self.negotiation.traffic if self.negotiation else 0
         return (self.world_size - 1) * (ahead + STATUS_BYTES) + negotiated + self.plan.traffic
 
@@ -160,9 +166,12 @@ class Exchange:
         the ranks `agree`. `work` belongs to this rank, and may serve many exchanges in turn.
         """
         yield from self._compare_headers(call, gradient.device, work)
-        unused = (yield from self._find_unused(gradient)) if self.skips_unused else []
-        wide = self._widened(state)
         context = self.context(call)
+        corruption = torch.full((), FINE, device=gradient.device)
+        unused: list[ParamSlice] = []
+        if self.skips_unused:
+            unused, corruption = yield from self._find_unused(gradient, context, call.rank)
+        wide = self._widened(state)
         negotiation = self._negotiation(context, call, gradient.device, work)
 
         # accumulate, select
@@ -173,7 +182,6 @@ class Exchange:
         leave_out(unused, entries, self.segments)
 
         # encode, communicate, decode
-        fine = torch.full((), FINE, device=gradient.device)
         transfer = Transfer(
             context=context,
             key=self._random_key(call),
@@ -183,8 +191,10 @@ class Exchange:
             unused=unused,
             counters=counters,
             work=work,
-            corruption=fine if negotiation is None else negotiation.corruption,
+            corruption=corruption,
         )
+        if negotiation is not None:
+            transfer.note(negotiation.corruption)
         yield from self.plan.run(entries, transfer)
 
         self.scheme.memory.forget(wide)
@@ -210,28 +220,42 @@ class Exchange:
             layout_fingerprint(self.segments, self.dtype),
         )
 
-    def _compare_headers(self, call: Call, device: torch.device, work: Workspace) -> Routine[None]:
-        """Make sure that all ranks are about to exchange the same, before anything else is sent.
+    def header(self, call: Call) -> Header:
+        """Return what this rank says about the exchange before it sends anything else."""
+        place = call.rank, call.step, call.bucket
+        length = self.layout.nbytes
+        return Header(*place, *self._fingerprints, length, odd_local=call.odd_local)
+
+    def compares_headers(self, call: Call, device: torch.device, work: Workspace) -> bool:
+        """Return whether ranks compare headers before they send anything else.
 
         On a CPU at the first exchange of every step. On a GPU, where looking at an answer waits for
         the device, only at the first of this scheme and layout.
         """
         is_known = self._fingerprints in work.met
-        if is_known and not (call.opens and device.type == "cpu"):
-            return
-        header = Header(call.rank, call.step, call.bucket, *self._fingerprints, self.layout.nbytes)
-        answers = yield all_gather(header.pack())
-        headers = [Header.unpack(data, rank) for rank, data in enumerate(answers)]
-        compare(headers, header, repr(self.scheme))
+        return not is_known or (call.opens and device.type == "cpu")
+
+    def met(self, work: Workspace) -> None:
+        """Note that the headers of this scheme and layout were compared."""
         work.met.add(self._fingerprints)
 
-    def _find_unused(self, gradient: Tensor) -> Routine[list[ParamSlice]]:
-        """Return the parameters whose gradient is zero on all ranks."""
+    def _compare_headers(self, call: Call, device: torch.device, work: Workspace) -> Routine[None]:
+        """Make sure that all ranks are about to exchange the same."""
+        if self.compares_headers(call, device, work):
+            header = self.header(call)
+            compare((yield from gather_headers(header)), header, repr(self.scheme))
+            self.met(work)
+
+    def _find_unused(
+        self, gradient: Tensor, context: Context, rank: int
+    ) -> Routine[tuple[list[ParamSlice], Tensor]]:
+        """Return the parameters whose gradient is zero on all ranks, and a corruption code."""
         params = self.segments.params
         used = torch.stack([view.any() for _, view in self.segments.views(gradient)]).byte()
-        flags = yield all_gather(used)
-        on_any = torch.stack(list(flags)).amax(dim=0).tolist()
-        return [param for param, is_used in zip(params, on_any, strict=True) if not is_used]
+        flags, corruption = yield from gather_checked(used, replace(context, purpose=USE), rank)
+        on_any = torch.stack(flags).amax(dim=0).tolist()
+        unused = [param for param, is_used in zip(params, on_any, strict=True) if not is_used]
+        return unused, corruption
 
     def _negotiation(
         self, context: Context, call: Call, device: torch.device, work: Workspace
@@ -323,12 +347,12 @@ def status_of(findings: Sequence[Finding], rank: int) -> Tensor:
 def read_statuses(
     exchanges: Sequence[tuple[Segments, Context]], statuses: Tensor
 ) -> NonFinite | None:
-    """Return what all ranks found together in the exchanges of a step; a row for each rank.
+    """Return what all ranks found together in the exchanges of a step, rank after rank.
 
     Returns None if every gradient now holds the mean. Raises `CorruptMessageError`, on all
     ranks, if any message was corrupt.
     """
-    said = statuses.cpu().view(len(statuses), len(exchanges), STATUS_BYTES)
+    said = statuses.cpu().view(-1, len(exchanges), STATUS_BYTES)
     for number, (segments, context) in enumerate(exchanges):
         bad = check_statuses(said[:, number].contiguous(), context)
         if bad:

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from . import kernels
-from .errors import CorruptMessageError, DisagreementError
+from .errors import CorruptMessageError, DisagreementError, ExchangeError
 from .randomness import checksum_int, fold, join, signed
+from .requests import GroupName, Routine, all_gather
 from .segments import Segments
 
 MAGIC = b"SPWR"
@@ -29,21 +30,26 @@ CHECKSUM_BYTES = 8
 HEADER_BYTES = _LAYOUT.size + CHECKSUM_BYTES
 STATUS_BYTES = 16 + CHECKSUM_BYTES
 FINE = -1
-NEGOTIATION = 3  # what keeps talk before the choice apart; 1 and 2 are the two ways of shards
+# purposes of messages other than the payload; 1 and 2 are the two ways of shards
+NEGOTIATION, USE, INTRA_NODE, BUFFERS, SAMPLE = 3, 4, 5, 6, 7
 
 _FIELDS = {
     "version": "the version of sparsewire's wire format",
+    "step": "the step",  # before the scheme, which may depend on it
+    "bucket": "which bucket comes next",
     "scheme": "the scheme, or on attach's options",
     "layout": "the parameters' names, order, shapes or types",
-    "step": "the step",
-    "bucket": "which bucket comes next",
     "length": "the length of the message",
 }
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a rank says about its message before it sends it."""
+    """What a rank says about its message before it sends it.
+
+    `odd_local`: what the ranks of the sender's machine disagree on, as `local_difference` returns
+    it; 0 if they agree.
+    """
 
     rank: int
     step: int
@@ -52,6 +58,7 @@ class Header:
     layout: int
     length: int
     version: int = VERSION
+    odd_local: int = 0
 
     def pack(self) -> Tensor:
         """The header as uint8 tensor of `HEADER_BYTES`."""
@@ -60,7 +67,7 @@ class Header:
             self.version,
             0,
             self.rank,
-            0,
+            self.odd_local,
             self.step,
             self.bucket,
             self.scheme,
@@ -71,9 +78,9 @@ class Header:
 
     @staticmethod
     def unpack(data: Tensor, rank: int) -> Header:
-        """The header that rank `rank` sent."""
+        """The header that rank `rank` sent. Raises on this rank alone if it arrived corrupt."""
         raw = data.cpu().numpy().tobytes()
-        magic, version, _, sender, _, step, bucket, scheme, layout, length = _LAYOUT.unpack(
+        magic, version, _, sender, odd_local, step, bucket, scheme, layout, length = _LAYOUT.unpack(
             raw[: _LAYOUT.size]
         )
         if (
@@ -81,11 +88,12 @@ class Header:
             or sender != rank
             or raw[_LAYOUT.size :] != _checksum(raw[: _LAYOUT.size])
         ):
-            raise DisagreementError(
-                f"what arrived from rank {rank} is no header of sparsewire's: "
-                f"does another program use the same process group, or another version of it?"
+            raise ExchangeError(
+                f"what arrived from rank {rank} is no header of sparsewire's: it is corrupt, or "
+                f"another program or version uses the same process group. The other ranks may have "
+                f"gone on, so the group is broken: restart all ranks from a checkpoint"
             )
-        return Header(rank, step, bucket, scheme, layout, length, version)
+        return Header(rank, step, bucket, scheme, layout, length, version, odd_local)
 
 
 def _checksum(data: bytes) -> bytes:
@@ -98,21 +106,55 @@ def _bytes(data: bytes) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-def compare(headers: Sequence[Header], own: Header, scheme: str) -> None:
-    """Refuse to go on unless all ranks said the same; every rank raises the same way."""
-    for name, words in _FIELDS.items():
+def gather_headers(own: Header, group: GroupName = "exchange") -> Routine[list[Header]]:
+    """Return the headers of all ranks of a group."""
+    answers: Sequence[Tensor] = yield all_gather(own.pack(), group=group)
+    return [Header.unpack(data, rank) for rank, data in enumerate(answers)]
+
+
+def _difference(headers: Sequence[Header]) -> tuple[str, list[int], int] | None:
+    """Return the first field in which headers differ, the odd ranks, and what the others say."""
+    for name in _FIELDS:
         said = [getattr(header, name) for header in headers]
         usual, votes = Counter(said).most_common(1)[0]
-        if votes == len(said):
-            continue
-        odd = [rank for rank, value in enumerate(said) if value != usual]
-        who = f"rank {odd[0]}" if len(odd) == 1 else f"ranks {', '.join(map(str, odd))}"
-        detail = "" if name in ("scheme", "layout") else f" ({said[odd[0]]} instead of {usual})"
-        raise DisagreementError(
-            f"{who} of {len(said)} disagree{'s' if len(odd) == 1 else ''} with the others on "
-            f"{words}{detail}, at step {own.step}, bucket {own.bucket}; this is rank {own.rank} "
-            f"with {scheme}. All ranks must run the same code, model and scheme"
-        )
+        if votes < len(said):
+            return name, [rank for rank, value in enumerate(said) if value != usual], usual
+    return None
+
+
+def local_difference(headers: Sequence[Header]) -> int:
+    """Return what the ranks of a machine disagree on, as a number above 0; 0 if they agree."""
+    found = _difference(headers)
+    if found is None:
+        return 0
+    name, odd, _ = found
+    return 1 + odd[0] * len(_FIELDS) + list(_FIELDS).index(name)
+
+
+def compare(headers: Sequence[Header], own: Header, scheme: str) -> None:
+    """Refuse to go on unless all ranks said the same; every rank raises the same way."""
+    where = (
+        f"at step {own.step}, bucket {own.bucket}; this is rank {own.rank} with {scheme}. All "
+        f"ranks must run the same code, model and scheme"
+    )
+    for header in headers:
+        if header.odd_local:
+            rank, field = divmod(header.odd_local - 1, len(_FIELDS))
+            raise DisagreementError(
+                f"rank {rank} of node {header.rank} disagrees with the others of its node on "
+                f"{list(_FIELDS.values())[field]}, {where}"
+            )
+    found = _difference(headers)
+    if found is None:
+        return
+    name, odd, usual = found
+    who = f"rank {odd[0]}" if len(odd) == 1 else f"ranks {', '.join(map(str, odd))}"
+    given = getattr(headers[odd[0]], name)
+    detail = "" if name in ("scheme", "layout") else f" ({given} instead of {usual})"
+    raise DisagreementError(
+        f"{who} of {len(headers)} disagree{'s' if len(odd) == 1 else ''} with the others on "
+        f"{_FIELDS[name]}{detail}, {where}"
+    )
 
 
 @dataclass(frozen=True)
@@ -120,7 +162,7 @@ class Context:
     """Which exchange a message belongs to, and which chunk of a sum. It does not travel: it is part
     of every checksum.
 
-    `is_negotiation`: it belongs to what ranks talk about before they choose.
+    `purpose`: what it is for, if it is not the payload.
     """
 
     step: int
@@ -128,14 +170,14 @@ class Context:
     scheme: int
     layout: int
     chunk: int = 0  # also of what is not cut
-    is_negotiation: bool = False
+    purpose: int = 0
 
     @property
     def common(self) -> int:
         """What the keys of all ranks are made of."""
         exchange = fold(self.step, self.bucket, self.scheme, self.layout)
-        if self.is_negotiation:
-            exchange = fold(exchange, NEGOTIATION)
+        if self.purpose:
+            exchange = fold(exchange, self.purpose)
         return join(exchange, self.chunk) if self.chunk else exchange
 
     @property
@@ -177,9 +219,35 @@ def matches_checksum(message: Tensor, key: int) -> Tensor:
     return kernels.on(message.device).checksum(body, key) == checksum[0]
 
 
+def add_checksum_to(payload: Tensor, key: int) -> Tensor:
+    """A message that holds these bytes, and their checksum behind them."""
+    message = payload.new_zeros(bytes_with_checksum(payload.numel()))
+    message[: payload.numel()] = payload
+    return add_checksum(message, key)
+
+
+def gather_checked(
+    payload: Tensor, context: Context, rank: int, group: GroupName = "exchange"
+) -> Routine[tuple[list[Tensor], Tensor]]:
+    """Return the bytes of all ranks, and the corruption code of the first message that is not
+    fine."""
+    message = add_checksum_to(payload, context.key(rank))
+    messages: Sequence[Tensor] = yield all_gather(message, group=group)
+    matches = [matches_checksum(each, context.key(sender)) for sender, each in enumerate(messages)]
+    return [each[: payload.numel()] for each in messages], first_mismatch(torch.stack(matches))
+
+
 def corruption_code(sender: int, reason: int) -> int:
     """What is wrong with a message, and whose it is, as one number; `FINE` if nothing is."""
     return sender * len(REASONS) + reason
+
+
+def local_corruption_code(sender: int, receiver: int) -> int:
+    """The same of a message between two ranks of one machine, for the machine's status."""
+    return FINE - 1 - (receiver * _LOCAL_RANKS + sender)
+
+
+_LOCAL_RANKS = 1 << 16  # more than any machine has
 
 
 def first_corruption(findings: Tensor) -> Tensor:
@@ -205,28 +273,41 @@ def check_statuses(statuses: Tensor, context: Context) -> dict[int, int]:
     """Raise on all ranks if any found corruption; else the first bad parameter of each rank that
     has one.
 
-    Raises on the rank alone whose copy of a status does not match its checksum: nobody else knows.
+    Raises on this rank alone, which breaks the group, if a status arrived corrupt: this rank cannot
+    know what the others decided.
     """
     where = f"at step {context.step}, bucket {context.bucket}"
     words = statuses.view(torch.int64).tolist()
     for sender, (corruption, non_finite, checksum) in enumerate(words):
         key = context.status.key(sender)
         if checksum != signed(checksum_int([corruption & _MASK, non_finite & _MASK], key)):
-            raise CorruptMessageError(
+            raise ExchangeError(
                 f"the status of rank {sender} {where}: {REASONS[CHECKSUM]}, or the ranks are not "
-                f"at the same step. This rank did not take the step and its memory did not change"
+                f"at the same step. The other ranks may have taken the step, so the group is "
+                f"broken: restart all ranks from a checkpoint"
             )
     bad = {rank: non_finite for rank, (_, non_finite, _) in enumerate(words) if non_finite != FINE}
     if bad:
         return bad  # whose messages may well be called corrupt
     for receiver, (corruption, _, _) in enumerate(words):
         if corruption != FINE:
-            sender, reason = divmod(corruption, len(REASONS))
             raise CorruptMessageError(
-                f"the message of rank {sender} that rank {receiver} received {where}: "
-                f"{REASONS[reason]}. No rank took the step and no memory changed"
+                f"{_corruption_text(corruption, receiver, where)}. No rank took the step and no "
+                f"memory changed"
             )
     return {}
+
+
+def _corruption_text(code: int, receiver: int, where: str) -> str:
+    """Say which message a code in the status of `receiver` means, and what is wrong with it."""
+    if code < FINE:
+        local, sender = divmod(FINE - 1 - code, _LOCAL_RANKS)
+        return (
+            f"the message of rank {sender} of node {receiver} that rank {local} of the same node "
+            f"received {where}: {REASONS[CHECKSUM]}"
+        )
+    sender, reason = divmod(code, len(REASONS))
+    return f"the message of rank {sender} that rank {receiver} received {where}: {REASONS[reason]}"
 
 
 _MASK = (1 << 64) - 1

@@ -27,8 +27,7 @@ class Request:
             ranks had for it, as a list in rank order.
             'broadcast': every rank gets the payload of rank `root`; the payloads of the others
             only say how long it is.
-            'all_reduce': every rank gets the sum of the payloads, as the backend makes it.
-        payload: a uint8 tensor, flat except for 'all_to_all'; floating-point for 'all_reduce'.
+        payload: a uint8 tensor, flat except for 'all_to_all'.
         group: whose ranks take part: those that 'exchange' gradients, those that compare their
             'status' after a step, or those 'intra_node', on one machine.
         root: the rank that 'broadcast' starts from.
@@ -36,7 +35,7 @@ class Request:
             need not allocate.
     """
 
-    op: Literal["all_gather", "all_to_all", "broadcast", "all_reduce"]
+    op: Literal["all_gather", "all_to_all", "broadcast"]
     payload: Tensor
     group: GroupName = "exchange"
     root: int = 0
@@ -49,9 +48,7 @@ class Request:
             return gather_traffic(nbytes // world_size, world_size)
         if self.op == "all_gather":
             return gather_traffic(nbytes, world_size)
-        if self.op == "broadcast":
-            return broadcast_traffic(nbytes, world_size)
-        return 2 * broadcast_traffic(nbytes, world_size)
+        return broadcast_traffic(nbytes, world_size)
 
 
 @dataclass(frozen=True)
@@ -79,19 +76,14 @@ def all_gather(
     return Request("all_gather", payload, group, out=out)
 
 
-def all_to_all(rows: Tensor, out: Tensor | None = None) -> Request:
+def all_to_all(rows: Tensor, out: Tensor | None = None, group: GroupName = "exchange") -> Request:
     """Give rank r row r."""
-    return Request("all_to_all", rows, out=out)
+    return Request("all_to_all", rows, group, out=out)
 
 
 def broadcast(payload: Tensor, root: int, group: GroupName = "exchange") -> Request:
     """Give every rank the payload of `root`."""
     return Request("broadcast", payload, group, root)
-
-
-def all_reduce(payload: Tensor, group: GroupName) -> Request:
-    """Give every rank the sum of all ranks' payloads."""
-    return Request("all_reduce", payload, group)
 
 
 def gather_traffic(nbytes: int, world_size: int) -> int:

@@ -12,7 +12,6 @@ networks or threads. Until a step ends, nothing that is kept has changed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,21 +19,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import errors, kernels
+from . import kernels
 from .counters import Counters
-from .errors import SparsewireError, StateError
+from .errors import CorruptMessageError, ExchangeError, StateError
 from .exchange import Call, Exchange, Finding, NonFinite, read_statuses, status_of
-from .message import FINE, STATUS_BYTES, Context, Header, compare, fingerprint
+from .intra_node import Machine, unreadable
+from .message import (
+    BUFFERS,
+    CHECKSUM,
+    FINE,
+    SAMPLE,
+    STATUS_BYTES,
+    Context,
+    Header,
+    add_checksum_to,
+    compare,
+    corruption_code,
+    fingerprint,
+    gather_checked,
+    gather_headers,
+    matches_checksum,
+)
 from .report import Report
-from .requests import Routine, all_gather, all_reduce, broadcast
+from .requests import Routine, all_gather, broadcast
 from .scheme import AnyScheme, Scheme
 from .segments import Segments, Shape
 from .state import RESIDUAL, StateStore, StepState
 from .workspace import Workspace
-
-FORMAT = 2
-_NOTE_BYTES = 8192  # in which a leader tells its machine how an exchange ended
-_TEXT = 1000  # characters of an error, each of up to six bytes
 
 
 @dataclass(frozen=True)
@@ -177,52 +188,53 @@ class Session:
     def state_dict(self) -> dict[str, Any]:
         """Return plain values and tensors, which `torch.load(…, weights_only=True)` reads."""
         return {
-            "format": FORMAT,
             "scheme": repr(self.scheme),
             "identity": self.scheme.identity,
-            "rank": self._place[0],
-            "world_size": self._place[1],
+            "rank": self.place[0],
+            "world_size": self.place[1],
             "step": self.steps,
             "memory": self.store.state_dict(),
         }
 
     def check(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        """Refuse state of another format, scheme, rank or model, and say which.
+        """Refuse state of another scheme, rank or model, and say which.
 
         With `strict=False` the scheme may be another one.
         """
-        if not isinstance(state, Mapping) or not isinstance(state.get("format"), int):
+        self.check_scheme(state, strict)
+        saved, mine = (state["rank"], state["world_size"]), self.place
+        if saved != mine:
+            remedy = "every rank saves and loads its own"
+            if saved[1] != mine[1]:
+                remedy = (
+                    "to go on with another number of ranks, pass the list of all ranks' states "
+                    "and on_world_size_change='resize'"
+                )
             raise StateError(
-                "this is no state of a sparsewire exchange; pass what state_dict() returned"
+                f"the saved state is of rank {saved[0]} of {saved[1]}, and this is rank {mine[0]} "
+                f"of {mine[1]}: {remedy}"
             )
-        if state["format"] != FORMAT:
-            raise StateError(
-                f"the saved state has format {state['format']}, and this version of sparsewire "
-                f"reads {FORMAT}: go on with the version that saved it, or begin with an empty "
-                f"memory"
-            )
+        self.store.check(state["memory"])
+
+    def check_scheme(self, state: Mapping[str, Any], strict: bool = True) -> None:
+        """Refuse state of another scheme, and what is no state at all, of whichever rank."""
         missing = {"scheme", "identity", "rank", "world_size", "step", "memory"} - state.keys()
         if missing:
             raise StateError(f"the saved state lacks {', '.join(sorted(missing))}")
         step = state["step"]
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise StateError(f"the saved state's step is {step!r}, and should be a whole number")
+        if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 1 << 63:
+            raise StateError(
+                f"the saved state's step is {step!r}, and should be a whole number from 0 to "
+                f"2^63 - 1"
+            )
         if strict and state["identity"] != self.scheme.identity:
             raise StateError(
                 f"the saved state is of {state['scheme']}, and this model runs {self.scheme!r}; "
                 f"attach with the saved scheme, or pass strict=False to keep the memory"
             )
-        mine = self._place
-        if (state["rank"], state["world_size"]) != mine:
-            raise StateError(
-                f"the saved state is of rank {state['rank']} of {state['world_size']}, and this is "
-                f"rank {mine[0]} of {mine[1]}: every rank saves and loads its own, and the number "
-                f"of ranks must stay the same"
-            )
-        self.store.check(state["memory"])
 
     @property
-    def _place(self) -> tuple[int, int]:
+    def place(self) -> tuple[int, int]:
         """This rank among all ranks, and how many there are."""
         t = self.topology
         return t.rank * t.local_world_size + t.local_rank, t.world_size * t.local_world_size
@@ -235,12 +247,23 @@ class Session:
 
 
 class Transaction:
-    """One step of a session: exchanges, one comparison of status, and one of three ends."""
+    """One step of a session: exchanges, one comparison of status, and one of three ends.
+
+    What one rank finds corrupt in a payload is compared with the statuses, so all ranks raise
+    `CorruptMessageError`, and may repeat the step. A header, a status or a leader's note that
+    arrives corrupt raises `ExchangeError` on this rank alone: it cannot know what the others saw,
+    so the group is broken.
+    """
 
     def __init__(self, session: Session) -> None:
         self.number = session.steps
         self.scheme = session.scheme.at(self.number)
         self._session = session
+        self._lost: CorruptMessageError | None = None  # by which a machine's gradients are lost
+        self._machine: Machine | None = None
+        if session.topology.local_world_size > 1:
+            place = session.topology.local_rank, session.topology.local_world_size
+            self._machine = Machine(*place, session.topology.local_dtype, session.work)
         self._calls: list[tuple[Segments, Context]] = []
         self._findings: list[tuple[Finding, StepState]] = []
 
@@ -264,44 +287,69 @@ class Transaction:
 
     def exchange(self, unit: Unit, bucket: int = 0) -> Routine[None]:
         """Replace the unit's gradients by their mean over all ranks, if nothing is found wrong."""
-        topology = self._session.topology
-        if topology.local_world_size == 1:
-            yield from self._exchange(unit, bucket)
+        exchange, work = unit.exchange, self._session.work
+        call = Call(self.number, self._session.topology.rank, bucket, opens=not self._calls)
+        context = exchange.context(call)
+        self._calls.append((exchange.segments, context))
+        machine = self._machine
+        if machine is None:
+            yield from self._exchange(unit, call)
             return
-        flat = unit.flat
-        scaled = flat.to(topology.local_dtype or flat.dtype) * (1 / topology.local_world_size)
-        flat.copy_((yield all_reduce(scaled, "intra_node")))
-        yield from self._lead(self._exchange(unit, bucket))
-        mean = yield broadcast(flat.view(torch.uint8), 0, "intra_node")
-        flat.view(torch.uint8).copy_(mean)
+        if exchange.compares_headers(call, unit.flat.device, work):
+            call = replace(call, odd_local=(yield from machine.compare(exchange.header(call))))
+        if not call.odd_local:  # else the leaders, who hear of it, raise on all ranks
+            yield from machine.average(unit.flat, context)
+        mean = unit.flat.view(torch.uint8)
+        arrived, _ = yield from machine.follow(self._lead(unit, call), mean, context)
+        mean.copy_(arrived)
+        exchange.met(work)
 
-    def _exchange(self, unit: Unit, bucket: int) -> Routine[None]:
-        """Exchange among the ranks that do; on others only note that they do."""
+    def _lead(self, unit: Unit, call: Call) -> Routine[Tensor]:
+        """Exchange, as a machine's leader, and return the mean as bytes."""
+        yield from self._exchange(unit, call)
+        return unit.flat.view(torch.uint8)
+
+    def _exchange(self, unit: Unit, call: Call) -> Routine[None]:
         session, exchange = self._session, unit.exchange
-        rank = session.topology.rank
-        call = Call(self.number, rank, bucket, opens=not self._calls)
-        self._calls.append((exchange.segments, exchange.context(call)))
-        if not session.topology.leads:
-            return
         kept, device = exchange.kept_as, unit.flat.device
-        state = session.store.open(unit.key, exchange.fields(rank), kept, device)
+        state = session.store.open(unit.key, exchange.fields(call.rank), kept, device)
         finding = yield from exchange.run(unit.flat, state, call, session.counters, session.work)
         self._findings.append((finding, state))
         session.counters.values += exchange.segments.size
 
-    def _lead(self, routine: Routine[Any]) -> Routine[Any]:
-        """Run a routine on every rank of a machine; what it raises on the leader is raised on
-        all."""
-        result, error = None, None
-        try:
-            result = yield from routine
-        except SparsewireError as raised:
-            error = raised
-        told = yield broadcast(_pack_error(error), 0, "intra_node")
-        error = error or _unpack_error(told)
-        if error is not None:
-            raise error
-        return result
+    # -- what goes along with an exchange, after it: its headers say that all ranks take part ------
+
+    def share(self, payload: Tensor) -> Routine[Tensor]:
+        """Return rank 0's bytes on every rank, or this rank's own if they arrive corrupt."""
+        context = replace(self._calls[-1][1], purpose=BUFFERS)
+        if self._machine is None:
+            return (yield from self._share(payload, context))
+        routine = self._share(payload, context)
+        arrived, is_fine = yield from self._machine.follow(routine, payload, context)
+        return torch.where(is_fine, arrived, payload)
+
+    def _share(self, payload: Tensor, context: Context) -> Routine[Tensor]:
+        key = context.key(0)
+        message = yield broadcast(add_checksum_to(payload, key), 0)
+        is_fine = matches_checksum(message, key)
+        self._note(torch.where(is_fine, FINE, corruption_code(0, CHECKSUM)))
+        return torch.where(is_fine, message[: payload.numel()], payload)
+
+    def gather(self, payload: Tensor) -> Routine[list[Tensor]]:
+        """Return the bytes of every rank that exchanges."""
+        context = replace(self._calls[-1][1], purpose=SAMPLE)
+        rows, corruption = yield from gather_checked(payload, context, self._session.topology.rank)
+        self._note(corruption)
+        return rows
+
+    def _note(self, corruption: Tensor) -> None:
+        """Count corruption with what was found in the last exchange."""
+        finding, state = self._findings[-1]
+        first = finding.corruption
+        corruption = torch.where(first == FINE, corruption, first)
+        self._findings[-1] = replace(finding, corruption=corruption), state
+
+    # -- what all ranks found --------------------------------------------------------------------
 
     def agree(self) -> Routine[NonFinite | None]:
         """Compare with all ranks what was found in the exchanges of this step.
@@ -309,24 +357,35 @@ class Transaction:
         Returns None if every gradient holds the mean. Raises `CorruptMessageError`, on all
         ranks, if any message was corrupt.
         """
-        topology = self._session.topology
-        if topology.local_world_size == 1:
-            return read_statuses(self._calls, (yield from self._statuses()))
-        statuses = yield from self._lead(self._statuses())
-        statuses = yield broadcast(statuses, 0, "intra_node")
-        found = read_statuses(self._calls, statuses)
+        topology, machine = self._session.topology, self._machine
+        findings = [finding for finding, _ in self._findings]
+        if machine is None:
+            return read_statuses(self._calls, (yield from self._gather_statuses(findings)))
+        codes = yield from machine.gather_corruption(self._calls[0][1])
+        findings = [_with_code(f, code) for f, code in zip(findings, codes, strict=False)]
+        nbytes = topology.world_size * STATUS_BYTES * len(self._calls)
+        context = self._calls[0][1].status
+        blank = torch.empty(nbytes, dtype=torch.uint8)
+        statuses, is_fine = yield from machine.follow(
+            self._gather_statuses(findings), blank, context
+        )
+        if not bool(is_fine):
+            raise unreadable(0, context)
+        corruption = statuses.view(-1, STATUS_BYTES).view(torch.int64)[:, 0]
+        try:
+            found = read_statuses(self._calls, statuses)
+        except CorruptMessageError as error:
+            if bool((corruption < FINE).any()):
+                self._lost = error
+            raise
         return None if found is None else replace(found, who="node")
 
-    def _statuses(self) -> Routine[Tensor]:
-        """Return the status messages of all ranks that exchange; on others, memory for them."""
+    def _gather_statuses(self, findings: Sequence[Finding]) -> Routine[Tensor]:
+        """Return the status messages of all ranks that exchange, one after another."""
         topology = self._session.topology
-        if not topology.leads:
-            nbytes = STATUS_BYTES * len(self._calls)
-            return torch.zeros(topology.world_size, nbytes, dtype=torch.uint8)
         rank = topology.rank if topology.status_rank is None else topology.status_rank
-        own = status_of([finding for finding, _ in self._findings], rank)
-        answers = yield all_gather(own, group="status")
-        return torch.stack(list(answers)).cpu()
+        answers = yield all_gather(status_of(findings, rank), group="status")
+        return torch.cat(list(answers)).cpu()
 
     # -- how a step ends -------------------------------------------------------------------------
 
@@ -348,7 +407,16 @@ class Transaction:
 
         For what went in cannot be had again, as with updates that an optimizer has computed. What
         is not finite is dropped, or it would stay there for good.
+
+        Raises an error on all ranks, and nothing has changed, if what went in arrived corrupt
+        inside a machine, so that it is lost.
         """
+        if self._lost is not None:
+            self.rollback()
+            raise ExchangeError(
+                f"{self._lost}. What that node was to send is lost, so the group is broken: "
+                f"restart all ranks from a checkpoint"
+            ) from self._lost
         if any(int(finding.selection.non_finite) != FINE for finding, _ in self._findings):
             self.rollback()
             return
@@ -375,29 +443,15 @@ def handshake(
     """
     layout = fingerprint(*(f"{n}:{tuple(p.shape)}:{p.dtype}" for n, p in parameters.items()))
     own = Header(rank, 0, 0, fingerprint(scheme.identity, options), layout, 0)
-    answers: Sequence[Tensor] = yield all_gather(own.pack())
-    headers = [Header.unpack(data, sender) for sender, data in enumerate(answers)]
-    compare(headers, own, repr(scheme))
+    compare((yield from gather_headers(own)), own, repr(scheme))
 
 
-def _pack_error(error: SparsewireError | None) -> Tensor:
-    """An error as uint8 tensor of a fixed size; empty text for none."""
-    told = "" if error is None else json.dumps([type(error).__name__, str(error)[:_TEXT]])
-    return torch.frombuffer(bytearray(told.encode().ljust(_NOTE_BYTES)), dtype=torch.uint8)
+def _with_code(finding: Finding, code: int) -> Finding:
+    """Return a leader's finding with what was found corrupt inside its machine, if anything.
 
-
-def _unpack_error(data: Tensor) -> SparsewireError | None:
-    """The error that a leader told its machine of, if any."""
-    told = data.cpu().numpy().tobytes().strip()
-    if not told:
-        return None
-    name, text = json.loads(told)
-    error: SparsewireError = _ERRORS[name](text)
-    return error
-
-
-_ERRORS = {
-    kind.__name__: kind
-    for kind in vars(errors).values()
-    if isinstance(kind, type) and issubclass(kind, SparsewireError)
-}
+    Corrupt gradients of the machine say nothing about whether its ranks' own are finite.
+    """
+    if code == FINE:
+        return finding
+    corruption = torch.full_like(finding.corruption, code)
+    return replace(finding, corruption=corruption, non_finite=torch.full_like(corruption, FINE))

@@ -9,7 +9,6 @@ one, and no extra pass over memory.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from .shards import owned, owners
 RESIDUAL = "residual"
 OWNED = "owned"  # the residual of a shard owner
 _OWNED_PREFIX = "owned."
+NUMBERS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 SAMPLE = 1 << 16  # coordinates: 0.4 % off where magnitudes are normally distributed
 
 Saved = dict[str, dict[str, Tensor]]  # parameter name -> key of a field -> tensor
@@ -328,7 +328,7 @@ class StateStore:
         ):
             raise StateError("the saved memory is not what state_dict() returns")
         missing = sorted(self.shapes.keys() - saved.keys())
-        foreign = sorted(saved.keys() - self.shapes.keys())
+        foreign = sorted(map(str, saved.keys() - self.shapes.keys()))
         if missing:
             raise StateError(
                 f"the saved state lacks {_some(missing)}: was it saved for this model?"
@@ -347,9 +347,9 @@ class StateStore:
             # owners that were not there before begin with nothing
             if {*keys, *optional} != set(fields):
                 raise StateError(
-                    f"the saved state of {name} holds {sorted(keys)}, and this memory keeps "
-                    f"{sorted(fields)}: attach with the selector and the memory= that it was saved "
-                    f"with, or begin with an empty one"
+                    f"the saved state of {name} holds {sorted(map(str, keys))}, and this memory "
+                    f"keeps {sorted(fields)}: attach with the selector and the memory= that it was "
+                    f"saved with, or begin with an empty one"
                 )
             for key, tensor in saved[name].items():
                 shape = self._shape(name, fields[key])
@@ -359,8 +359,7 @@ class StateStore:
                         f"the saved {key} of {name} has shape {tuple(tensor.shape)}, and {has} "
                         f"{shape}"
                     )
-                if not tensor.isfinite().all():
-                    raise StateError(f"the saved {key} of {name} holds NaN or infinity")
+                check_numbers(tensor, f"the saved {key} of {name}")
 
     def load_state_dict(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Take over saved state, checked before anything changes."""
@@ -380,45 +379,61 @@ class StateStore:
         self._loaded = {name: dict(tensors) for name, tensors in held.items()}
 
 
+def check_numbers(tensor: Tensor, what: str) -> None:
+    """Refuse a tensor that holds anything but finite real numbers, one beside the other."""
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.dtype not in NUMBERS:
+        kind = "on the meta device" if tensor.is_meta else f"{tensor.dtype}, {tensor.layout}"
+        raise StateError(
+            f"{what} is a tensor of another kind ({kind}) than the dense floating-point ones that "
+            f"state_dict() returns: pass what it returned, unchanged"
+        )
+    if not tensor.isfinite().all():
+        raise StateError(f"{what} holds NaN or infinity")
+
+
 def resize(
-    saved: Sequence[Saved],
+    saved: Sequence[Mapping[str, Mapping[str, Tensor]]],
     fields: Sequence[StateField],
     shapes: Mapping[str, tuple[int, ...]],
+    rank: int,
     world_size: int,
-) -> list[Saved]:
-    """Return what `world_size` ranks go on with, from what all ranks saved, in their order.
+) -> Saved:
+    """Return what one of `world_size` ranks goes on with, from what all ranks saved, in order.
 
     Every field is merged as its `resize` says; if the number of ranks is the same, so is all else.
     Of residuals nothing is lost: their mean over ranks, plus what owners hold, stays what it was,
     up to rounding. What has been merged lies on the CPU.
     """
-    if not saved or world_size < 1:
-        raise StateError(f"the state of {len(saved)} ranks cannot become that of {world_size}")
-    for rank, held in enumerate(saved):
-        StateStore(fields, shapes, rank, len(saved)).check(held)
+    if not saved or not 0 <= rank < world_size:
+        raise StateError(
+            f"the state of {len(saved)} ranks cannot become that of rank {rank} of {world_size}"
+        )
+    for number, held in enumerate(saved):
+        StateStore(fields, shapes, number, len(saved)).check(held)
     if world_size == len(saved):
-        return copy.deepcopy(list(saved))
-    resized: list[Saved] = [{name: {} for name in shapes} for _ in range(world_size)]
+        return {
+            name: {key: tensor.clone() for key, tensor in held.items()}
+            for name, held in saved[rank].items()
+        }
+    resized: Saved = {name: {} for name in shapes}
     for name, shape in shapes.items():
-        old, new = (owners(name, math.prod(shape), size) for size in (len(saved), world_size))
         for each in fields:
             parts = [held[name][each.key].cpu() for held in saved if each.key in held[name]]
             if not parts:  # not saved at all, or of owners that there were not
                 continue
             if each.extent == "owned":
-                whole = parts[0].new_zeros(math.prod(shape))
-                for rank, held in enumerate(saved):
+                length = math.prod(shape)
+                whole = parts[0].new_zeros(length)
+                before, after = (owners(name, length, size) for size in (len(saved), world_size))
+                for number, held in enumerate(saved):
                     if each.key in held[name]:
-                        whole[old == rank] = held[name][each.key].cpu()
+                        whole[before == number] = held[name][each.key].cpu()
+                merged = whole[after == rank]
             else:
-                total = torch.stack(parts).sum(dim=0, dtype=torch.float64)
-                share = world_size if each.resize == "sum" else len(saved)
-                whole = (total / share).to(parts[0].dtype)
-            if each.resize == "reset":
-                whole.zero_()
-            for rank, state in enumerate(resized):
-                is_mine = new == rank
-                state[name][each.key] = whole[is_mine] if each.extent == "owned" else whole.clone()
+                total = sum(parts, torch.zeros(shape, dtype=torch.float64))
+                merged = total / (world_size if each.resize == "sum" else len(saved))
+            merged = merged.to(parts[0].dtype)
+            resized[name][each.key] = merged.zero_() if each.resize == "reset" else merged
     return resized
 
 

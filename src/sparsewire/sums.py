@@ -25,7 +25,7 @@ from .message import (
     first_mismatch,
     matches_checksum,
 )
-from .requests import Request, Routine, Start, Wait, all_gather, all_to_all
+from .requests import GroupName, Request, Routine, Start, Wait, all_gather, all_to_all
 from .workspace import Workspace
 
 CHUNK = 1 << 21  # values: fewer keep more in the cache, and cost more for each round of messages
@@ -82,15 +82,18 @@ def sum_over_ranks(
     world_size: int,
     work: Workspace,
     scale: float = 1.0,
+    group: GroupName = "exchange",
+    out: Tensor | None = None,
 ) -> Routine[Total]:
     """Return the sum of all ranks' values, each times `scale`, added in rank order in `dtype`.
 
-    `context` keys the checksums. The sum lies in the workspace: use it before the next one.
+    `context` keys the checksums. The sum lies in `out`, which may be the values themselves, or else
+    in the workspace: use it before the next one.
     """
     if world_size == 1:
         fine = torch.full((), FINE, device=values.device)
         return Total(ordered_sum([values], dtype, scale), fine)
-    summation = _Summation(values, dtype, context, rank, world_size, work, scale)
+    summation = _Summation(values, dtype, context, rank, world_size, work, scale, group, out)
     try:
         yield from summation.run()
     except BaseException:
@@ -110,10 +113,13 @@ class _Summation:
     world_size: int
     work: Workspace
     scale: float
+    group: GroupName
+    out: Tensor | None
 
     def __post_init__(self) -> None:
         nbytes = self.values.numel() * self.dtype.itemsize
-        self.total = self._buffer("total", nbytes).view(self.dtype)
+        out = self._buffer("total", nbytes).view(self.dtype) if self.out is None else self.out
+        self.total = out  # written to when all values have been read
         self.matches: list[Tensor] = []  # by leg: whether each rank's share is as it was sent
 
     def run(self) -> Routine[None]:
@@ -137,7 +143,8 @@ class _Summation:
             if rank != self.rank:
                 add_checksum(row, keys[self.rank])
         # as bytes, since not every backend carries every float type
-        received = yield all_to_all(sent, out=self._rows(f"received {slot}", share, part.dtype))
+        rows = self._rows(f"received {slot}", share, part.dtype)
+        received = yield all_to_all(sent, rows, self.group)
         self.matches.append(self._are_sealed(received, keys))
         shares = [row[: share * part.dtype.itemsize].view(part.dtype) for row in received]
         end = share * self.dtype.itemsize
@@ -150,7 +157,8 @@ class _Summation:
         """Give all ranks the sum of this rank's share of a chunk, and write theirs into `goal`."""
         share = share_size(goal.numel(), self.world_size)
         own = self._buffer(f"sum {chunk}", bytes_with_checksum(share * self.dtype.itemsize))
-        shown = yield all_gather(own, out=self._rows(f"received {slot}", share, self.dtype))
+        rows = self._rows(f"received {slot}", share, self.dtype)
+        shown = yield all_gather(own, rows, self.group)
         self.matches.append(self._are_sealed(shown, self._keys(chunk)))
         for row, values in zip(shown, self._shares(goal), strict=True):
             values.copy_(row[: values.nbytes].view(goal.dtype))

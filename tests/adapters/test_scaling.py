@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -13,6 +14,7 @@ from sparsewire.adapters.scaling import Scaling
 from sparsewire.state import StateStore
 
 FIELDS = sw.MomentumCorrection().fields
+UNITS = (math.nan, math.inf, -math.inf, 0.0, -0.5, 1e-320)  # which are none
 PARAMETERS = {"a": nn.Parameter(torch.zeros(2)), "b": nn.Parameter(torch.zeros(3))}
 
 
@@ -103,6 +105,32 @@ def test_new_scale_multiplies_all_that_is_kept(store: StateStore) -> None:
 def test_without_either_nothing_happens(store: StateStore) -> None:
     Scaling(PARAMETERS, None, None).follow(store)
     assert held(store) == {"a": (8, 8), "b": (8, 8)}
+
+
+GOOD = {"rates": {"a": 0.5, "b": 0.25}, "scale": 1024.0}
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        None,
+        {},
+        {"rates": {}},
+        {"scale": 1.0},
+        {"rates": [0.5], "scale": None},
+        *({**GOOD, "scale": scale} for scale in (*UNITS, 1024, "1", False)),
+        *({**GOOD, "rates": {"a": 0.5, "b": rate}} for rate in (*UNITS, 1, None)),
+    ],
+    ids=str,
+)
+def test_a_unit_that_no_memory_can_be_in_is_refused(state: object) -> None:
+    with pytest.raises(sw.errors.StateError, match="learning rates or loss scale are not positive"):
+        Scaling.check(state)
+
+
+def test_units_that_a_memory_can_be_in() -> None:
+    for state in (GOOD, {**GOOD, "scale": None}, {"rates": {}, "scale": 1e-38}):
+        Scaling.check(state)
 
 
 def test_resumed_scaling_knows_the_old_unit(store: StateStore) -> None:

@@ -18,6 +18,7 @@ from torch.optim.swa_utils import AveragedModel
 import sparsewire as sw
 from sparsewire.adapters.attach import _choose
 from sparsewire.adapters.optimizer import _first_bad
+from sparsewire.digest import seal
 
 Make = Callable[[Any], torch.optim.Optimizer]
 
@@ -614,7 +615,7 @@ def test_one_grad_scaler_of_two_models(first: int) -> None:
         ({"communicate": "gradients"}, r"this Net holds none: wrap it as DDP\(model\) first"),
         (
             {"communicate": "gradients", "optimizer": []},
-            "takes one optimizer, not a list of them: .*communicate='updates'",
+            "takes one optimizer, such as .*, and not a list: .*communicate='updates'",
         ),
         (
             {"scheme": "Scheme(TopK(0.05), memory=NoMemory())", "step_ahead": 0.5},
@@ -807,7 +808,6 @@ def _damaged(kind: str, value: Tensor | None) -> Callable[[dict[str, Any]], dict
     [
         (lambda state: 3, "no state of a sparsewire exchange"),
         (lambda state: {}, "no state of a sparsewire exchange"),
-        (lambda state: {**state, "format": 99}, "format 99, and this version of sparsewire reads"),
         (lambda state: {**state, "rank": 1, "world_size": 2}, "rank 1 of 2, .* rank 0 of 1"),
         (lambda state: {**state, "memory": {}}, "lacks"),
         (lambda state: {**state, "identity": "TopK(0.5)"}, "attach with the saved scheme"),
@@ -817,13 +817,21 @@ def _damaged(kind: str, value: Tensor | None) -> Callable[[dict[str, Any]], dict
         (_updates(every=7), "is of every=7, delay=0, and this model runs every=3, delay=0"),
         (_updates(delay=1), "does not fit"),  # where did that round begin?
         (_updates(local_step=3), "does not fit"),
-        (_updates(local_step="2"), "cannot be read"),
+        (_updates(local_step="2"), "does not fit"),
         (_updates(step_ahead=1.5), "does not fit"),
         (_updates(step_ahead=math.nan), "does not fit"),
+        (_updates(step_ahead=True), "does not fit"),
+        (_updates(local_step=True), "does not fit"),
+        (_updates(local_step=0.5), "does not fit"),
+        (_updates(buffers=torch.zeros(7, dtype=torch.uint8)), "does not fit"),
+        (_updates(buffers=3), "cannot be read"),
+        (_updates(mean=torch.zeros(3)), "cannot be read"),
         (_updates(weights={}), "does not fit"),  # of the middle of a round
         (_updates(weights=None), "cannot be read"),
         (_damaged("live", torch.zeros(19)), "does not fit"),
-        (_damaged("live", torch.full((20,), math.nan)), "does not fit"),
+        (_damaged("live", torch.full((20,), math.nan)), "of token holds NaN or infinity"),
+        (_damaged("live", torch.ones(20, dtype=torch.bool)), "of token is a tensor of another"),
+        (_damaged("live", torch.ones(20).to_sparse()), "of token is a tensor of another kind"),
         (_damaged("live", None), "cannot be read"),
         (_updates(outer=None), "has an outer optimizer and this model none, or the other way"),
         (_updates(outer={}), "state of the outer optimizer does not fit"),
@@ -839,9 +847,134 @@ def test_state_that_does_not_fit_changes_nothing(damage: Any, reason: str) -> No
     train(net, optimizer, range(4, 8))
     before = copy.deepcopy((numbers(net), wire.state_dict(), outer.state_dict()))
     with pytest.raises(sw.errors.StateError, match=reason):
-        wire.load_state_dict(damage(good))
+        wire.load_state_dict(sealed(damage(good)))
     assert same((numbers(net), wire.state_dict(), outer.state_dict()), before)
     train(net, optimizer, range(8, 9))
+
+
+def sealed(state: Any) -> Any:
+    """As if it had been saved so, for what is checked beside the digest."""
+    return seal(state) if isinstance(state, dict) and state else state
+
+
+def test_state_that_changed_since_it_was_saved_is_refused() -> None:
+    """Weights, means and an outer optimizer's state are under the digest as well."""
+    net = make_net()
+    outer = torch.optim.SGD(net.parameters(), lr=0.7, momentum=0.9)
+    _, optimizer, wire = start(adamw, SPARSE, net, every=3, delay=1, outer=outer)
+    train(net, optimizer, range(7))
+    good = wire.state_dict()
+    before = copy.deepcopy((numbers(net), wire.state_dict(), outer.state_dict()))
+    for find in (
+        lambda state: state["memory"]["token"]["residual"],
+        lambda state: state["updates"]["weights"]["live"]["token"],
+        lambda state: state["updates"]["weights"]["start"]["token"],
+        lambda state: state["updates"]["mean"]["token"],
+        lambda state: state["updates"]["buffers"],
+        lambda state: state["updates"]["outer"]["state"][0]["momentum_buffer"],
+    ):
+        spoilt = copy.deepcopy(good)
+        find(spoilt).view(torch.uint8).view(-1)[3] ^= 1
+        for bad in (spoilt, {**good, "format": 99}, {**good, "step": 3}):
+            with pytest.raises(sw.errors.StateError, match=r"digest does not match|format 99"):
+                wire.load_state_dict(bad)
+    assert same((numbers(net), wire.state_dict(), outer.state_dict()), before)
+
+
+# -- another number of ranks ---------------------------------------------------------------------
+
+
+def two_ranks(
+    steps: int, kind: dict[str, Any], delay: int
+) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    """What two ranks save and the model that they share, each trained alone here."""
+    saved, models = [], []
+    for rank in range(2):
+        net, optimizer, wire = resumable(kind, delay)
+        train(net, optimizer, range(100 * rank, 100 * rank + steps))
+        saved.append({**wire.state_dict(), "rank": rank, "world_size": 2})
+        models.append(through_a_file(net.state_dict()))
+    for part in ("mean", "outer", "buffers", "step_ahead"):  # equal on all ranks
+        saved[1]["updates"][part] = saved[0]["updates"][part]
+    return [through_a_file(seal(state)) for state in saved], models[0]
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("kind", [k for k in KINDS if k != "owners"])
+def test_one_rank_goes_on_where_two_stopped(kind: str, delay: int) -> None:
+    """Its residual is the mean of theirs, at the weights that they shared, in any order."""
+    saved, model = two_ranks(6, KINDS[kind], delay)
+    ends = []
+    for wire_first in (False, True):
+        net, optimizer, wire = resumable(KINDS[kind], delay)
+        train(net, optimizer, range(4))  # to be forgotten
+        for is_wire in (wire_first, not wire_first):
+            if is_wire:
+                wire.load_state_dict(saved, on_world_size_change="resize")
+            else:
+                net.load_state_dict(model)
+        assert (wire.steps, wire.local_step) == (2, 0)
+        tolerance = 2.0**-8 if kind == "narrow memory" else 1e-6
+        for name, residual in residuals(wire).items():
+            mean = sum(state["memory"][name]["residual"].double() for state in saved) / 2
+            torch.testing.assert_close(residual.double(), mean, rtol=tolerance, atol=1e-6)
+        now = wire.state_dict()["updates"]
+        assert same(now["outer"], saved[0]["updates"]["outer"])
+        assert same(now["mean"], saved[0]["updates"]["mean"])
+        assert now["weights"].keys() == saved[0]["updates"]["weights"].keys()
+        assert same(dict(net.state_dict()), model)
+        net.train()
+        train(net, optimizer, range(6, 12))
+        assert wire.steps == 4
+        ends.append((numbers(net), shared(net, wire)))
+    assert same(*ends)
+    assert bool(ends[0][0].isfinite().all())
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_the_middle_of_a_round_is_not_taken_over(delay: int) -> None:
+    saved, _ = two_ranks(7, {}, delay)
+    net, optimizer, wire = resumable({}, delay)
+    train(net, optimizer, range(4))
+    before = copy.deepcopy((numbers(net), wire.state_dict()))
+    with pytest.raises(sw.errors.StateError, match=r"middle of a round, after 1 of 3 local steps"):
+        wire.load_state_dict(saved, on_world_size_change="resize")
+    assert same((numbers(net), wire.state_dict()), before)
+
+
+def test_the_same_number_of_ranks_may_be_given_the_list() -> None:
+    """Also in the middle of a round."""
+    net, optimizer, wire = resumable({}, 1)
+    train(net, optimizer, range(7))
+    saved = wire.state_dict()
+    train(net, optimizer, range(7, 9))
+    wire.load_state_dict([saved], on_world_size_change="resize")
+    assert same(wire.state_dict(), saved)
+
+
+def test_a_list_that_is_not_one_checkpoint_is_refused() -> None:
+    (first, second), _ = two_ranks(6, {}, 0)
+    gradients = {k: v for k, v in first.items() if k != "updates"}
+    _, _, wire = resumable({}, 0)
+    before = wire.state_dict()
+    cases: list[tuple[Any, str, str]] = [
+        ([first, second], "raise", r"a list of 2 states: .* on_world_size_change='resize' to let"),
+        (first, "raise", r"rank 0 of 2, and this is rank 0 of 1: to go on with another number"),
+        (first, "resize", "pass the list of all ranks' states and on_world_size_change='resize'"),
+        ([first, second], "shrink", "is 'raise' or 'resize', not 'shrink'"),
+        ([], "resize", "the list of states is empty"),
+        ([first], "resize", "number 0 of the list is the state of rank 0 of 2, and the list has 1"),
+        ([second, first], "resize", "number 0 of the list is the state of rank 1 of 2"),
+        ([first, 3], "resize", "no state of a sparsewire exchange"),
+        ([first, {**second, "step": 9}], "resize", "digest does not match"),
+        ([first, seal({**second, "step": 9})], "resize", r"differ in step \(2 and 9\)"),
+        ([seal({**first, "identity": "x"})] * 2, "resize", "number 1 of the list"),
+        ([seal(gradients), seal({**gradients, "rank": 1})], "resize", "an exchange of gradients"),
+    ]
+    for state, word, reason in cases:
+        with pytest.raises(sw.errors.StateError, match=reason):
+            wire.load_state_dict(state, on_world_size_change=word)  # type: ignore[arg-type]
+    assert same(wire.state_dict(), before)
 
 
 def test_state_of_gradients_is_refused_and_another_scheme_may_be_let_in(group: None) -> None:

@@ -310,6 +310,8 @@ def test_qsgd_depends_on_key_and_coordinate_alone() -> None:
         (lambda: sw.QSGD(4.0), "from 2 to 16, not 4.0"),
         (lambda: sw.QSGD(4, bucket=0), "bucket is a whole number of values"),
         (lambda: sw.QSGD(4, bucket=True), "bucket is a whole number of values"),
+        (lambda: sw.QSGD(4, bucket=10**20), "from 1 to 2^31 - 1, such as 16, not 1000"),
+        (lambda: sw.QSGD(4, bucket=2**31), "from 1 to 2^31 - 1, such as"),
     ],
 )
 def test_refusals(make: object, words: str) -> None:

@@ -1,4 +1,4 @@
-"""Tests of one file share clusters of processes, so one test worker runs all of them."""
+"""Tests of one file that share clusters of processes are run by one test worker."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ FILES = sorted(HERE.glob("test_*.py"))
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if HERE in item.path.parents:
+        shares = {"two", "four"}.intersection(getattr(item, "fixturenames", ()))
+        if HERE in item.path.parents and shares:
             number = FILES.index(item.path) % 2  # two workers, each with clusters of its own
             item.add_marker(pytest.mark.xdist_group(f"ranks {number}"))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import sparsewire as sw
+from sparsewire.digest import seal
 
 from ..cluster import Cluster
 from ..patience import patience, telling, wait_for
@@ -115,6 +118,34 @@ def test_a_frozen_store_hangs_nobody(fresh: Fresh, host: str, tmp_path: Path) ->
         assert "ExchangeError" in again
 
 
+def _slow_rank(timeout: float) -> str:
+    """Rank 1 does something long by itself after step 2, and the others wait for it in step 3."""
+    model = DDP(make_model(), bucket_cap_mb=CAP)
+    wire = sw.attach(model, "TopK(0.05)", timeout=timeout)
+    for step in range(4):
+        loss = loss_of(model, dist.get_rank(), step)
+        if step == 3 and dist.get_rank() == 1:
+            wait_for(lambda: wire.error is not None)
+            return str(wire.error)
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            return str(error)
+    return "nothing broke"
+
+
+def test_a_slow_rank_is_named_by_all(fresh: Fresh) -> None:
+    messages = fresh(3).run(_slow_rank, patience(3))
+    for rank, message in enumerate(messages):
+        assert f"on rank {rank} of 3" in message
+        assert re.search(
+            r"all ranks still answer, but rank 1 of 3 is behind: it finished the exchange of step "
+            r"2, bucket \d+ \d+ s ago and has begun nothing since",
+            message,
+        )
+        assert "if a rank is slow rather than lost, give it more than timeout=" in message
+
+
 def _other_choice(others: dict[str, Any], odd: dict[str, Any]) -> str:
     model = DDP(make_model(), bucket_cap_mb=CAP)
     try:
@@ -175,7 +206,7 @@ def _out_of_step() -> tuple[str, str, int]:
     wire = sw.attach(model, "TopK(0.05)")
     loss_of(model, dist.get_rank(), 0).backward()
     if dist.get_rank() == 1:
-        wire.load_state_dict({**wire.state_dict(), "step": 7})
+        wire.load_state_dict(seal({**wire.state_dict(), "step": 7}))
     message = ""
     try:
         loss_of(model, dist.get_rank(), 1).backward()
@@ -246,6 +277,64 @@ def test_ctrl_c_gets_out_of_a_wait(fresh: Fresh, tmp_path: Path) -> None:
     assert took < deadline / 2
 
 
+def _signal_to_a_child(over: Path) -> bool:
+    """Rank 0 waits in an exchange while a child of it, such as a data loader's, is interrupted."""
+    model = DDP(make_model(), bucket_cap_mb=CAP)
+    wire = sw.attach(model, "TopK(0.05)")
+    for step in range(2):  # DDP's own collectives, for rebuilding its buckets, are over then
+        loss_of(model, dist.get_rank(), step).backward()
+    loss = loss_of(model, dist.get_rank(), 2)
+    if dist.get_rank() == 1:
+        wait_for(over.exists)
+        loss.backward()
+        return wire.error is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking a process with threads
+        child = os.fork()
+    if child == 0:
+        try:
+            time.sleep(1000)
+        finally:
+            os._exit(7)
+
+    def interrupt() -> None:
+        with telling(over):
+            time.sleep(0.5)
+            os.kill(child, signal.SIGINT)
+            _, status = os.waitpid(child, 0)
+            assert os.waitstatus_to_exitcode(status) == 7  # KeyboardInterrupt, in the child
+            time.sleep(0.5)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    loss.backward()
+    thread.join()
+    return wire.error is None
+
+
+def test_ctrl_c_in_a_forked_child_leaves_the_parent_alone(fresh: Fresh, tmp_path: Path) -> None:
+    assert fresh(2).run(_signal_to_a_child, tmp_path / "over") == [True, True]
+
+
+def _functional_wait(over: Path) -> float:
+    """The same in an exchange without a thread, before which DDP has not been seen."""
+    group = sw.groups.DistributedGroup(timeout=patience(60))
+    state = sw.functional.init("TopK(0.5)", {"x": torch.zeros(10)})
+    if dist.get_rank() == 1:
+        wait_for(over.exists)
+        return 0.0
+    threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    start = time.monotonic()
+    with telling(over), pytest.raises(KeyboardInterrupt):
+        sw.functional.exchange({"x": torch.ones(10)}, state, group)
+    return time.monotonic() - start
+
+
+def test_ctrl_c_gets_out_of_a_functional_exchange(fresh: Fresh, tmp_path: Path) -> None:
+    took, _ = fresh(2).run(_functional_wait, tmp_path / "over")
+    assert took < patience(30)
+
+
 def _abandoned_backward() -> tuple[torch.Tensor, torch.Tensor]:
     """A backward pass that breaks off half-way on all ranks leaves no trace."""
     rank = dist.get_rank()
@@ -295,4 +384,47 @@ def _alone_at_attach(over: Path) -> str:
 
 
 def test_a_rank_that_does_not_attach(fresh: Fresh, tmp_path: Path) -> None:
-    assert "all ranks must attach" in fresh(2).run(_alone_at_attach, tmp_path / "over")[0]
+    message, _ = fresh(2).run(_alone_at_attach, tmp_path / "over")
+    assert "the first meeting failed on rank 0 of 2; rank 1 of 2 did not come" in message
+    assert "All ranks must attach" in message
+
+
+def _attach_again(over: Path) -> str:
+    """A second model finds the groups of the first one, and rank 1 attaches it to nothing."""
+    for _ in range(2):
+        model = DDP(make_model())
+        wire = sw.attach(model, "TopK(0.05)", timeout=2)
+        wire.detach()
+    return _alone_at_attach(over)
+
+
+def test_a_rank_that_does_not_attach_again(fresh: Fresh, tmp_path: Path) -> None:
+    message, _ = fresh(2).run(_attach_again, tmp_path / "over")
+    assert "rank 1 of 2 did not come" in message
+
+
+def _attach_without_store(ready: Path, frozen: Path) -> tuple[str, float]:
+    model = DDP(make_model())
+    (ready / str(dist.get_rank())).touch()
+    wait_for(frozen.exists)
+    start = time.monotonic()
+    with pytest.raises(sw.errors.ExchangeError) as error:
+        sw.attach(model, "TopK(0.05)", timeout=2)
+    return str(error.value), time.monotonic() - start
+
+
+def test_a_frozen_store_ends_attach(fresh: Fresh, tmp_path: Path) -> None:
+    cluster, ready = fresh(2, "agent"), tmp_path / "ready"
+    ready.mkdir()
+    cluster.start(_attach_without_store, ready, tmp_path / "frozen")
+    _wait_until_all_train(cluster, ready)
+    assert cluster.agent is not None
+    assert cluster.agent.pid is not None
+    os.kill(cluster.agent.pid, signal.SIGSTOP)
+    (tmp_path / "frozen").touch()
+    for fine, value in cluster.collect():
+        assert fine, value
+        message, took = value
+        assert "the first meeting failed on rank" in message
+        assert "the store does not answer" in message
+        assert took < patience(2 + 5 + 4)  # grace, inquiry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import sparsewire as sw
+from sparsewire.digest import seal
 
 from ..cluster import Cluster
+from ..patience import patience
 from .training import CAP, loss_of, make_model, numbers, sgd, train_ddp
 
 
@@ -103,7 +106,7 @@ def _resume() -> tuple[torch.Tensor, torch.Tensor, list[str]]:
     refusals = []
     for bad in ({**kept[2], "local_world_size": 4}, {**kept[2], "rank": 7}):
         try:
-            wire.load_state_dict(bad)
+            wire.load_state_dict(seal(bad))
         except sw.errors.StateError as error:
             refusals.append(str(error))
     train(again, optimizer, 6, 12)
@@ -212,3 +215,106 @@ def _refused_dtype(dtype: Any) -> str:
 
 def test_torchrun_says_how_many_ranks_a_machine_has(four: Cluster) -> None:
     assert four.run(_refused, "local", "2") == [""] * 4
+
+
+def _step(model: nn.Module, wire: sw.SparseHookState, step: int) -> tuple[str, float]:
+    """The error that a backward pass raises, if any, and how long it took."""
+    model.zero_grad()
+    began = time.monotonic()
+    try:
+        loss_of(model, dist.get_rank(), step).backward()
+    except RuntimeError:
+        return f"{type(wire.error).__name__}: {wire.error}", time.monotonic() - began
+    return "", time.monotonic() - began
+
+
+def _start() -> tuple[nn.Module, torch.optim.Optimizer, sw.SparseHookState]:
+    model = DDP(make_model(), bucket_cap_mb=CAP)
+    optimizer = sgd(model)
+    return model, optimizer, sw.attach(model, "TopK(0.05)", intra_node=2)
+
+
+def _flip_inside(what: str) -> tuple[str, Any]:
+    """Rank 3 gets one bit wrong from the leader of its machine, and the step is repeated."""
+    model, optimizer, wire = _start()
+    told = ""
+    for step in range(4):
+        if step == 2 and dist.get_rank() == 3:
+            transport = wire._pipeline.meeting.hierarchy._inside._transport  # type: ignore[union-attr]
+            plain = getattr(transport, what)
+
+            def flip(*arguments: Any, plain: Any = plain, transport: Any = transport) -> Any:
+                work = plain(*arguments)
+                work.wait()
+                if arguments[0].numel() > 4096:  # not a header
+                    arguments[0].view(-1)[2048 + 9 if what == "show" else 9] ^= 16
+                    setattr(transport, what, plain)
+                return work
+
+            setattr(transport, what, flip)
+        if step == 2:
+            told, _ = _step(model, wire, step)
+        again, _ = _step(model, wire, step)
+        assert not again
+        optimizer.step()
+    wire.detach()
+    return told, numbers(model)
+
+
+@pytest.mark.parametrize("what", ["show", "deliver", "gather"])
+def test_what_arrives_corrupt_inside_a_machine_stops_all_four(four: Cluster, what: str) -> None:
+    """The mean that a leader hands on, and both legs of the sum."""
+    first, *others = four.run(_flip_inside, what)
+    assert first[0].startswith("CorruptMessageError: the message of rank 0 of node 1 that rank 1")
+    for told, weights in others:
+        assert told == first[0]
+        assert torch.equal(weights, first[1])
+    assert torch.equal(first[1], four.run(train_ddp, "TopK(0.05)", 4, None, {"intra_node": 2})[0])
+
+
+def _out_of_step(odd: int) -> tuple[tuple[str, float], str]:
+    model, optimizer, wire = _start()
+    assert _step(model, wire, 0)[0] == ""
+    optimizer.step()
+    if dist.get_rank() == odd:
+        wire._session.steps += 1
+    ended = _step(model, wire, 1)
+    if dist.get_rank() == odd:
+        wire._session.steps -= 1
+    again, _ = _step(model, wire, 1)
+    wire.detach()
+    return ended, again
+
+
+@pytest.mark.parametrize(("odd", "words"), [(2, "rank 1 of node 1"), (3, "rank 1 of node 1")])
+def test_a_rank_out_of_step_with_its_machine_is_told_to_all_four(
+    four: Cluster, odd: int, words: str
+) -> None:
+    """Of two ranks that differ, the one that does not lead is the odd one."""
+    for (told, took), again in four.run(_out_of_step, odd):
+        assert told.startswith(f"DisagreementError: {words} disagrees with the others of its node")
+        assert took < patience(10)
+        assert again == ""
+
+
+class _OwnError(sw.errors.ExchangeError):
+    """An error that followers do not know."""
+
+
+def _leader_fails(kind: str) -> tuple[str, float]:
+    model, _, wire = _start()
+    assert _step(model, wire, 0)[0] == ""
+    if dist.get_rank() == 2:
+
+        def fail(*_: object) -> Any:
+            raise {"own": _OwnError, "memory": MemoryError}[kind]("no room left")
+
+        wire._session.store.open = fail  # type: ignore[method-assign]
+    return _step(model, wire, 1)
+
+
+@pytest.mark.parametrize("kind", ["own", "memory"])
+def test_any_error_of_a_leader_reaches_all_four_at_once(fresh: Any, kind: str) -> None:
+    for told, took in fresh(4).run(_leader_fails, kind):
+        assert "no room left" in told
+        assert took < patience(10)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -13,6 +15,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import sparsewire as sw
+from sparsewire.digest import seal
+from sparsewire.shards import owners
+from sparsewire.state import OWNED
 
 from ..cluster import Cluster
 from .training import CAP, buckets_of, loss_of, make_model, numbers, sgd
@@ -124,19 +129,28 @@ def _refusals() -> dict[str, str]:
     before = copy.deepcopy(good)
     messages = {}
 
-    def refused(key: str, **changes: Any) -> None:
+    def refuses(key: str, state: Any) -> None:
         try:
-            wire.load_state_dict({**copy.deepcopy(good), **changes})
+            wire.load_state_dict(state)
         except sw.errors.StateError as error:
             messages[key] = str(error)
+
+    def refused(key: str, **changes: Any) -> None:
+        refuses(key, seal({**copy.deepcopy(good), **changes}))  # as if it had been saved so
 
     kept = good["memory"]
     refused("scheme", scheme="Scheme(TopK(0.1))", identity="another")
     refused("rank", rank=dist.get_rank() + 1)
     refused("world", world_size=99)
-    refused("format", format=1)
-    refused("no format", format=None)
+    refuses("format", {**good, "format": 1})
+    refuses("no format", {**good, "format": None})
+    refuses("digest", {**good, "step": 2})
+    refuses("list", [good, good])
     refused("step", step="x")
+    refused("late", step=1 << 63)
+    refused("rate", scaling={"rates": {"0.weight": float("nan")}, "scale": None})
+    refused("scale", scaling={"rates": {}, "scale": 0.0})
+    refused("updates", updates={})
     refused(
         "scaling",
         scaling={},
@@ -150,7 +164,7 @@ def _refusals() -> dict[str, str]:
     after = wire.state_dict()
     for name, fields in before["memory"].items():
         assert torch.equal(fields["residual"], after["memory"][name]["residual"])
-    wire.load_state_dict({**good, "identity": "another"}, strict=False)
+    wire.load_state_dict(seal({**good, "identity": "another"}), strict=False)
     wire.detach()
     return messages
 
@@ -160,10 +174,16 @@ def test_state_that_does_not_fit_is_refused(two: Cluster) -> None:
     expected = {
         "scheme": "Scheme(TopK(0.1))",
         "rank": "rank 1 of 2",
-        "world": "of 99",
-        "format": "format 1, and this version of sparsewire reads 2",
+        "world": "of 99, and this is rank 0 of 2: to go on with another number of ranks, pass the",
+        "format": "format 1, and this version of sparsewire reads 3",
         "no format": "state_dict()",
+        "digest": "its digest does not match",
+        "list": "this is a list of 2 states: pass the one of this rank",
         "step": "'x'",
+        "late": "a whole number from 0 to 2^63 - 1",
+        "rate": "not positive, finite numbers",
+        "scale": "not positive, finite numbers",
+        "updates": "of an exchange of updates",
         "scaling": "learning rates",
         "no memory": "not what state_dict() returns",
         "missing": "0.weight",
@@ -174,6 +194,129 @@ def test_state_that_does_not_fit_is_refused(two: Cluster) -> None:
     assert messages.keys() == expected.keys()
     for key, text in expected.items():
         assert text in messages[key]
+
+
+# -- another number of ranks ---------------------------------------------------------------------
+
+STEPS = 40  # until the number of ranks changes, and as many after it
+RESIZED: list[tuple[str, dict[str, Any]]] = [
+    ("Scheme(TopK(0.1), dense_below=64)", {}),
+    ("Scheme(TopK(0.1), memory=MomentumCorrection(0.9))", {}),
+    ("Scheme(TopK(0.1), collective=Sharded())", {}),
+    ("Scheme(RandomK(0.2), collective=AllReduce())", {"communicate": "updates", "every": 2}),
+    ("TopK(0.1)", {"communicate": "updates", "delay": 1}),
+]
+
+
+def _lesson(part: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """One of the four parts of a batch, with something to learn."""
+    generator = torch.Generator().manual_seed(10 * step + part)
+    inputs = torch.randn(16, 64, generator=generator)
+    return inputs, inputs[:, :10].argmax(1)
+
+
+def _go_on(
+    scheme: str, options: dict[str, Any], saved: list[dict[str, Any]], first: int, last: int
+) -> tuple[dict[str, Any], dict[str, Any], float]:
+    """Train from what all ranks of another number saved, on the same batches.
+
+    Returns what this rank saved at once and at the end, and the loss on what was never seen.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    net = make_model()
+    model = net if options else DDP(net, bucket_cap_mb=CAP)
+    optimizer = sgd(model, 0.05, momentum=0.0 if "Momentum" in scheme else 0.9)
+    wire = sw.attach(model, scheme, optimizer=optimizer, **options)
+    if saved:
+        saved = _through_a_file(saved)  # or all ranks would train on the same memory
+        own = saved[rank % len(saved)]
+        net.load_state_dict(own["model"])
+        optimizer.load_state_dict(own["optimizer"])
+        wire.load_state_dict([each["wire"] for each in saved], on_world_size_change="resize")
+    begun = wire.state_dict()
+    for step in range(first, last):
+        optimizer.zero_grad()
+        for part in range(rank, 4, size):
+            inputs, targets = _lesson(part, step)
+            is_last = part + size >= 4
+            with model.no_sync() if isinstance(model, DDP) and not is_last else nullcontext():
+                loss = nn.functional.cross_entropy(model(inputs), targets)
+                (loss * size / 4).backward()
+        optimizer.step()
+    end = {"optimizer": optimizer.state_dict(), "wire": wire.state_dict()}
+    end["model"] = net.state_dict()
+    net.eval()
+    unseen = [_lesson(0, 1_000_000 + number) for number in range(50)]
+    with torch.no_grad():
+        losses = [float(nn.functional.cross_entropy(net(x), y)) for x, y in unseen]
+    wire.detach()
+    return begun, _through_a_file(end), sum(losses) / len(losses)
+
+
+def _pending(states: Sequence[dict[str, Any]]) -> torch.Tensor:
+    """What is still to be applied: Σe/W, and what owners of shards keep back."""
+    found = []
+    for name, kept in states[0]["memory"].items():
+        each = [state["memory"][name] for state in states]
+        total = sum(one["residual"].double().view(-1) for one in each) / len(states)
+        assert isinstance(total, torch.Tensor)
+        owner = owners(name, total.numel(), len(states))
+        for rank, one in enumerate(each if OWNED in kept else ()):
+            total[owner == rank] += one[OWNED].double()
+        found.append(total)
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize(("scheme", "options"), RESIZED, ids=str)
+def test_a_training_goes_on_with_another_number_of_ranks(
+    two: Cluster, four: Cluster, scheme: str, options: dict[str, Any]
+) -> None:
+    """Four ranks, then two, then four lose nothing that is pending, and learn as well as four."""
+    whole = [end for *_, end in four.run(_go_on, scheme, options, [], 0, 3 * STEPS)]
+    results = four.run(_go_on, scheme, options, [], 0, STEPS)
+    for cluster, first in ((two, STEPS), (four, 2 * STEPS)):
+        saved = [end for _, end, _ in results]
+        results = cluster.run(_go_on, scheme, options, saved, first, first + STEPS)
+        before = _pending([state["wire"] for state in saved])
+        after = _pending([begun for begun, _, _ in results])
+        assert before.abs().max() > 1e-4
+        assert (after - before).abs().max() < 1e-6 * max(1.0, float(before.abs().max()))
+        steps = (first + STEPS) // options.get("every", 1)
+        assert all(end["wire"]["step"] == steps for _, end, _ in results)
+    ends = [end for *_, end in results]
+    assert len(set(ends)) == len(set(whole)) == 1  # all ranks hold the same weights
+    assert ends[0] < 1.1 * whole[0]  # two ranks and four that never stop differ by up to 20 %
+
+
+def _on_machines(saved: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a rank begins with if two of them share a machine."""
+    model = DDP(make_model(), bucket_cap_mb=CAP)
+    wire = sw.attach(model, "TopK(0.05)", intra_node=2)
+    wire.load_state_dict(saved, on_world_size_change="resize")
+    begun = wire.state_dict()
+    loss_of(model, dist.get_rank(), 5).backward()
+    wire.detach()
+    return begun
+
+
+def _alone_before() -> dict[str, Any]:
+    model = DDP(make_model(), bucket_cap_mb=CAP)
+    wire = sw.attach(model, "TopK(0.05)")
+    for step in range(2):
+        loss_of(model, dist.get_rank(), step).backward()
+    saved = wire.state_dict()
+    wire.detach()
+    return saved
+
+
+def test_ranks_that_share_a_machine_take_over_from_ranks_that_did_not(four: Cluster) -> None:
+    """And the other way round: only the first rank of a machine keeps a memory."""
+    flat = four.run(_alone_before)
+    nodes = four.run(_on_machines, flat)
+    assert [bool(state["memory"]["0.weight"]) for state in nodes] == [True, False] * 2
+    assert (_pending(nodes[::2]) - _pending(flat)).abs().max() < 1e-7
+    again = four.run(_on_machines, nodes)
+    assert all(one["digest"] == other["digest"] for one, other in zip(nodes, again, strict=True))
 
 
 def _rollback() -> bool:

@@ -50,10 +50,7 @@ def pull(weights: Tensor, rank: int, step: int) -> Tensor:
 
 
 class Network(SimulatedGroup):
-    """Flips a byte of one message of every round: number `corrupt`, headers not counted.
-
-    Samples of the residual and buffers carry no checksum: corrupt nothing where they are sent.
-    """
+    """Flips a byte of one message of every round: number `corrupt`, headers not counted."""
 
     def __init__(self, size: int, **groups: Sequence[Sequence[int]]) -> None:
         super().__init__(size, **groups)

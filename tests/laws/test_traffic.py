@@ -10,7 +10,7 @@ import torch
 
 import sparsewire as sw
 from sparsewire.codecs import Place, ValueCodec
-from sparsewire.message import HEADER_BYTES, STATUS_BYTES
+from sparsewire.message import HEADER_BYTES, STATUS_BYTES, bytes_with_checksum
 from sparsewire.requests import Request
 from sparsewire.segments import Segments
 from sparsewire.selectors import Coordination
@@ -60,7 +60,8 @@ def test_requests_are_as_large_as_announced(scheme: sw.Scheme, skips_unused: boo
     assert status.payload.numel() == STATUS_BYTES
     assert status.group == "status"
     assert header.payload.numel() == HEADER_BYTES
-    assert [flag.payload.numel() for flag in flags] == [len(SHAPES)] * skips_unused
+    nbytes = bytes_with_checksum(len(SHAPES))
+    assert [flag.payload.numel() for flag in flags] == [nbytes] * skips_unused
     if negotiation:
         assert exchange.negotiation is not None
         assert sum(said.traffic(3) for said in negotiation) == exchange.negotiation.traffic

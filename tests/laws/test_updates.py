@@ -18,7 +18,7 @@ from sparsewire.exchange import NonFinite
 from sparsewire.scheme import AnyScheme
 
 from . import problem, twins
-from .cases import EPS, SAMPLE, WHOLE, WORLDS, label, within
+from .cases import EPS, SAMPLE, SHAPES, WHOLE, WORLDS, Crew, label, noise, within
 from .meeting import Make, Rank, Team, adamw, pull, sgd, start
 
 DECAY = 0.75
@@ -287,7 +287,7 @@ def test_float64_parameters_are_shared_in_float64() -> None:
 def test_machines_share_what_their_leaders_exchange() -> None:
     team = Team(TOP_K, 4, adamw(), every=2, machines=2, outer=outer_sgd)
     for number in range(3):
-        team.network.corrupt = 1 if number == 1 else None
+        team.network.corrupt = 0 if number == 1 else None
         is_corrupt = isinstance(team.round(), sw.errors.CorruptMessageError)
         assert is_corrupt is (number == 1)
         for rank in team.ranks:
@@ -525,7 +525,7 @@ def test_the_update_under_way_may_be_deferred() -> None:
     entered = [rank.residual + rank.update for rank in team.ranks]
     before = team.first.shared
     team.train()
-    team.network.corrupt = 1
+    team.network.corrupt = 0
     team.take_down()
     for rank, total in zip(team.ranks, entered, strict=True):
         torch.testing.assert_close(rank.residual, DECAY * total)
@@ -542,12 +542,13 @@ def test_the_update_under_way_may_be_deferred() -> None:
 
 @pytest.mark.parametrize("scheme", MIXED[1::6], ids=label)
 def test_a_corrupt_message_defers_the_update(scheme: sw.Scheme) -> None:
-    """Whichever message it is: nothing counts as sent, and the next round sends it."""
+    """Whichever message it is, except a status: nothing counts as sent, and the next round sends
+    it."""
     team = Team(scheme, 3, every=2, step_ahead=0.5)
     balance = Balance(team)
     balance.round()
     beta = scheme.memory.decay
-    messages = team.network.count
+    messages = team.network.count - 1  # the last one is the status
     assert messages
     for team.network.corrupt in range(messages):
         shared, owned = team.first.shared, _owned(team)
@@ -636,20 +637,32 @@ def test_a_non_finite_update_rolls_back_on_all_ranks(scheme: sw.Scheme, told: bo
     assert not torch.equal(team.first.shared, shared)
 
 
-def test_a_non_finite_update_is_not_deferred() -> None:
-    """If a status arrives corrupt, the rank that has it drops it, and training goes on."""
+def test_a_corrupt_status_breaks_the_group() -> None:
+    """A rank cannot know what the others decided: no rank goes on, and nothing is deferred."""
     team = Team(TOP_K, 3)
     assert team.round() is None
-    before = team.ranks[1].residual
-    team.train()
-    team.ranks[1].updates.bad = "matrix"
+    before = [rank.residual for rank in team.ranks]
     team.network.corrupt = team.network.count - 1
-    assert isinstance(team.exchange(), sw.errors.CorruptMessageError)
-    assert torch.equal(team.ranks[1].residual, before)
-    for rank in (team.ranks[0], team.ranks[2]):
-        assert rank.residual.isfinite().all()
+    with pytest.raises(sw.errors.ExchangeError, match=r"status of rank 0 .* the group is broken"):
+        team.round()
+    for rank, residual in zip(team.ranks, before, strict=True):
+        assert torch.equal(rank.residual, residual)
     team.network.corrupt = None
-    assert team.round() is None
+    with pytest.raises(sw.errors.ExchangeError, match="this group is broken"):
+        team.round()
+
+
+def test_a_non_finite_update_is_not_deferred() -> None:
+    crew = Crew(TOP_K, 1)
+    session, flat = crew.sessions[0], noise(1, crew.size, 0)[0]
+    crew.exchange([flat])
+    before = crew.remembered(0)
+    transaction = session.begin()
+    flat[5] = float("nan")
+    unit = transaction.unit(0, SHAPES, flat.dtype, flat.device, flat)
+    crew.group.drive([transaction.exchange(unit)], crew.all_counters)
+    transaction.defer()
+    assert torch.equal(crew.remembered(0), before)
 
 
 # -- buffers -------------------------------------------------------------------------------------

@@ -86,6 +86,28 @@ def test_corruption_that_one_rank_sees_stops_the_step_on_all(machines: bool) -> 
         assert torch.equal(mean, expected)
 
 
+class Unknown(sw.errors.ExchangeError):
+    """An error of a kind that followers do not know."""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [Unknown, *(e for e in vars(sw.errors).values() if isinstance(e, type))],
+)
+def test_every_error_of_a_leader_is_told_to_its_machine(kind: type[sw.SparsewireError]) -> None:
+    cluster = Cluster(machines=True)
+
+    def fail(*_: object) -> Any:
+        raise kind("no room left")
+
+    cluster.sessions[2].store.open = fail  # type: ignore[method-assign]
+    outcomes = cluster.step(0)
+    known = kind if kind is not Unknown else sw.errors.ExchangeError
+    assert [type(outcomes[2]), type(outcomes[3])] == [kind, known]
+    assert [str(outcome) for outcome in outcomes[2:]] == ["no room left"] * 2
+    assert all(isinstance(outcome, sw.errors.ExchangeError) for outcome in outcomes[:2])
+
+
 @pytest.mark.parametrize("requests", range(3))
 @pytest.mark.parametrize("rank", range(4))
 @pytest.mark.parametrize("machines", [False, True])

@@ -50,6 +50,9 @@ class MeshGroup:
     def wait(self, ticket: Any) -> Any:
         return ticket[0].wait(ticket[1])
 
+    def abandon(self, error: sw.errors.ExchangeError) -> None:
+        self.groups["status"].abandon(error)
+
 
 class Replicas:
     """Exchanges the shards of every layer with those of the other replica, as they are made."""

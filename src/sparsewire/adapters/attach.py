@@ -38,6 +38,7 @@ def attach(
     timeout: float | timedelta = 60.0,
     intra_node: IntraNode | None = None,
     intra_node_dtype: torch.dtype | None = None,
+    audit_every: int | None = 100,
 ) -> SparseHookState: ...
 
 
@@ -58,6 +59,7 @@ def attach(
     timeout: float | timedelta = 60.0,
     intra_node: IntraNode | None = None,
     intra_node_dtype: torch.dtype | None = None,
+    audit_every: int | None = 100,
 ) -> SparseUpdates: ...
 
 
@@ -100,6 +102,8 @@ def attach(
             dimension of a `DeviceMesh`, the number of ranks on every machine, or 'local' to take
             that from torchrun.
         intra_node_dtype: what is added up inside a machine, such as `torch.bfloat16`.
+        audit_every: steps between two comparisons of all ranks' weights, which raise if any rank
+            has drifted away; None for no comparison.
 
     Options for gradients:
         follow_lr: rescale the memory when the learning rate changes, so that what was held back is
@@ -141,7 +145,14 @@ def attach(
 
 _GRADIENTS = ("follow_lr",)
 _UPDATES = ("every", "delay", "step_ahead", "outer", "process_group")
-_BOTH = ("scaler", "on_nonfinite", "timeout", "intra_node", "intra_node_dtype")
+_BOTH = (
+    "scaler",
+    "on_nonfinite",
+    "timeout",
+    "intra_node",
+    "intra_node_dtype",
+    "audit_every",
+)
 
 
 def _choose(

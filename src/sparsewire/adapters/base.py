@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -15,13 +15,16 @@ from torch import nn
 
 from .. import kernels
 from ..counters import Counters
+from ..digest import seal, verify
 from ..errors import AttachError, SparsewireError, StateError
 from ..groups import Alone, drive
 from ..groups.distributed import DistributedGroup, seconds_of
 from ..groups.hierarchy import Hierarchy, IntraNode
+from ..groups.thread import ExchangeThread
 from ..report import Report, dense_traffic, plural
 from ..scheme import AnyScheme
 from ..session import Session, Topology, handshake
+from ..state import resize
 
 
 class Attached(ABC):
@@ -61,25 +64,84 @@ class Attached(ABC):
         return self._session.steps
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank must save to go on later as if it had never stopped."""
-        local = self._session.topology.local_world_size
-        return {**self._session.state_dict(), "local_world_size": local}
+        """What this rank must save, beside model and optimizer, to go on as if never stopped.
 
-    @abstractmethod
-    def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
+        An exchange of updates that is under way ends first.
+        """
+        own = self._saved()  # first, since it may wait for an exchange
+        local = self._session.topology.local_world_size
+        return seal({**self._session.state_dict(), "local_world_size": local, **own})
+
+    def load_state_dict(
+        self,
+        state: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        strict: bool = True,
+        *,
+        on_world_size_change: Literal["raise", "resize"] = "raise",
+    ) -> None:
         """Go on from saved state, checked as a whole before anything changes.
 
-        With `strict=False` the scheme may be another one, if its memory is of the same kind.
+        Arguments:
+            state: what `state_dict` returned on this rank; or a list of what it returned on all
+                ranks, in their order.
+            strict: False lets another scheme in, if its memory is of the same kind.
+            on_world_size_change: another number of ranks than saved the state may 'resize' it, for
+                which all of them need the list.
         """
-
-    def _check(self, state: Mapping[str, Any], strict: bool) -> None:
-        self._session.check(state, strict)
-        local, before = self._session.topology.local_world_size, state.get("local_world_size", 1)
+        if on_world_size_change not in ("raise", "resize"):
+            raise StateError(
+                f"on_world_size_change is 'raise' or 'resize', not {on_world_size_change!r}"
+            )
+        if isinstance(state, (list, tuple)):
+            if on_world_size_change == "raise":
+                raise StateError(
+                    f"this is a list of {plural(len(state), 'state')}: pass the one of this rank, "
+                    f"or on_world_size_change='resize' to let another number of ranks go on"
+                )
+            for each in state:
+                verify(each)
+            _check_together(state)
+            place = self._session.place[1], self._session.topology.local_world_size
+            is_same = (len(state), state[0]["local_world_size"]) == place
+            state = state[self._session.place[0]] if is_same else self._merged(state, strict)
+        else:
+            verify(state)
+        assert isinstance(state, Mapping)
+        local, before = self._session.topology.local_world_size, state["local_world_size"]
         if before != local:
             raise StateError(
                 f"the saved state is of machines with {plural(before, 'rank')} each, and here they "
                 f"have {local}: attach with the same intra_node="
             )
+        self._load(state, strict)
+
+    @abstractmethod
+    def _saved(self) -> dict[str, Any]:
+        """What is saved beside the state of the session."""
+
+    @abstractmethod
+    def _load(self, state: Mapping[str, Any], strict: bool) -> None:
+        """Take over this rank's state, which is as it was saved, once it is seen to fit."""
+
+    def _merged(self, states: Sequence[Mapping[str, Any]], strict: bool) -> dict[str, Any]:
+        """Return what this rank goes on with, from what all ranks of another number saved.
+
+        Only ranks that exchange keep a memory, of which there is one for each machine.
+        """
+        session, topology = self._session, self._session.topology
+        for each in states:
+            session.check_scheme(each, strict)
+        memories = [each["memory"] for each in states[:: states[0]["local_world_size"]]]
+        place = topology.rank, topology.world_size
+        memory = resize(memories, session.scheme.fields, session.shapes, *place)
+        rank, world_size = session.place
+        return {
+            **states[rank % len(states)],
+            "rank": rank,
+            "world_size": world_size,
+            "local_world_size": topology.local_world_size,
+            "memory": memory if topology.leads else {name: {} for name in memory},
+        }
 
     def stats(self) -> dict[str, float]:
         """Return the counts of the last step as a flat dictionary of numbers, for any logger.
@@ -111,6 +173,25 @@ class Attached(ABC):
         return self._session.report(layers)
 
 
+def _check_together(states: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse states that are not those of all ranks at one step, in order."""
+    if not states:
+        raise StateError("the list of states is empty: pass those of all ranks that saved one")
+    for rank, state in enumerate(states):
+        if (state.get("rank"), state.get("world_size")) != (rank, len(states)):
+            raise StateError(
+                f"number {rank} of the list is the state of rank {state.get('rank')} of "
+                f"{state.get('world_size')}, and the list has {len(states)}: pass the states of "
+                f"all ranks of one checkpoint, in their order"
+            )
+        for key in ("identity", "step", "local_world_size", "scaling"):
+            if state.get(key) != states[0].get(key):
+                raise StateError(
+                    f"the states of ranks 0 and {rank} differ in {key} ({states[0].get(key)} and "
+                    f"{state.get(key)}): pass those of one checkpoint"
+                )
+
+
 @dataclass(frozen=True)
 class Meeting:
     """The ranks that exchange: all of them, and this one's place among them."""
@@ -129,6 +210,13 @@ class Meeting:
         for group in (self.group, self.hierarchy):
             if isinstance(group, (DistributedGroup, Hierarchy)):
                 group.close()
+
+
+def leave(thread: ExchangeThread, meeting: Meeting) -> None:
+    """Stop the threads of an exchange, and leave its groups to the next one."""
+    thread.stop()
+    if thread.broken is None:
+        meeting.close()
 
 
 def meet(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -19,7 +19,8 @@ from ..groups.hierarchy import IntraNode
 from ..scheme import AnyScheme, as_scheme
 from ..selectors import Selector
 from ..session import Session
-from .base import Attached, meet
+from .audit import Audit
+from .base import Attached, leave, meet
 from .hook import activate, check_is_free, deactivate
 from .model import (
     check_momentum,
@@ -55,6 +56,7 @@ class SparseHookState(Attached):
         timeout: float | timedelta = 60.0,
         intra_node: IntraNode | None = None,
         intra_node_dtype: torch.dtype | None = None,
+        audit_every: int | None = 100,
     ) -> None:
         ddp = find_ddp(model)
         chosen = as_scheme(scheme)
@@ -65,10 +67,11 @@ class SparseHookState(Attached):
             raise AttachError("follow_lr needs the optimizer: attach(…, optimizer=optimizer)")
         check_nonfinite(on_nonfinite)
         scaler = check_scaler(scaler)
+        audit = Audit(audit_every)
         check_is_free(ddp)
 
         without = scaler is None, follow_lr, optimizer is None
-        options = f"gradients {on_nonfinite} {without}"
+        options = f"gradients {on_nonfinite} {without} {audit_every}"
         meeting = meet(
             ddp.process_group, chosen, parameters, options, timeout, intra_node, intra_node_dtype
         )
@@ -81,9 +84,9 @@ class SparseHookState(Attached):
 
         self.model = weakref.ref(ddp)  # DDP holds the state, so that the state must not hold DDP
         self.process_group = ddp.process_group
-        self._pipeline = Pipeline(session, meeting, parameters, scaling, on_nonfinite)
-        # the threads stop if the model goes without a detach
-        self._last_resort = weakref.finalize(ddp, self._pipeline.thread.stop)
+        self._pipeline = Pipeline(session, meeting, parameters, scaling, on_nonfinite, audit)
+        # if the model goes without a detach
+        self._last_resort = weakref.finalize(ddp, leave, self._pipeline.thread, meeting)
         alarm = register_optimizer_step_pre_hook(
             _alarm_if_never_called(self._pipeline, parameters.values())
         )
@@ -92,6 +95,11 @@ class SparseHookState(Attached):
         if optimizer is not None:
             skip = _leave_out_dropped_steps(self._pipeline)
             self._hooks.append(optimizer.register_step_pre_hook(skip))
+
+            def count(*_: object) -> None:
+                audit.optimizer_steps += 1
+
+            self._hooks.append(optimizer.register_step_post_hook(count))
         activate(ddp, self)
 
     def take(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
@@ -112,16 +120,10 @@ class SparseHookState(Attached):
     def _session(self) -> Session:
         return self._pipeline.session
 
-    def state_dict(self) -> dict[str, Any]:
-        """What this rank must save to go on later as if it had never stopped."""
-        return {**super().state_dict(), "scaling": self._pipeline.scaling.state()}
+    def _saved(self) -> dict[str, Any]:
+        return {"scaling": self._pipeline.scaling.state()}
 
-    def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
-        """Go on from saved state, checked as a whole before anything changes.
-
-        With `strict=False` the scheme may be another one, if its memory is of the same kind.
-        """
-        self._check(state, strict)
+    def _load(self, state: Mapping[str, Any], strict: bool) -> None:
         if "updates" in state:
             raise StateError(
                 "the saved state is of an exchange of updates: attach with communicate='updates'"

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
+from ..counters import Counters
 from ..errors import (
     AttachError,
     CorruptMessageError,
@@ -41,7 +42,9 @@ from ..report import Report
 from ..scheme import AnyScheme, as_scheme
 from ..selectors import Selector
 from ..session import Session
-from .base import Attached, meet
+from ..state import check_numbers
+from .audit import Audit
+from .base import Attached, leave, meet
 from .hook import activate, check_is_free, deactivate, register
 from .model import check_nonfinite, check_optimizer, check_scaler, named_parameters, search_ddp
 from .shown import Shown
@@ -78,6 +81,7 @@ class SparseUpdates(Attached):
         timeout: float | timedelta = 60.0,
         intra_node: IntraNode | None = None,
         intra_node_dtype: torch.dtype | None = None,
+        audit_every: int | None = 100,
     ) -> None:
         ddp = search_ddp(model)
         module = ddp.module if ddp is not None else model
@@ -93,6 +97,7 @@ class SparseUpdates(Attached):
         check_outer(outer, parameters)
         check_nonfinite(on_nonfinite)
         scaler = check_scaler(scaler)
+        self._audit = Audit(audit_every)
         if ddp is not None:
             check_is_free(ddp)
             process_group = ddp.process_group
@@ -101,7 +106,10 @@ class SparseUpdates(Attached):
                 "this model is attached already: call detach() on what attach() returned"
             )
 
-        options = f"updates {on_nonfinite} {every} {delay} {step_ahead} {type(outer).__name__}"
+        options = (
+            f"updates {on_nonfinite} {every} {delay} {step_ahead} {type(outer).__name__} "
+            f"{audit_every}"
+        )
         is_alone = not dist.is_initialized()
         meeting = meet(
             process_group,
@@ -151,8 +159,8 @@ class SparseUpdates(Attached):
             self._hooks.append(_Watched(scaler, self._after_scaler))
         self._module = weakref.ref(module)
         self._ddp = None if ddp is None else weakref.ref(ddp)
-        if self._thread is not None:  # the thread stops if the model goes without a detach
-            self._last_resort = weakref.finalize(module, self._thread.stop)
+        if self._thread is not None:  # if the model goes without a detach
+            self._last_resort = weakref.finalize(module, leave, self._thread, meeting)
         _attached[module] = self
         if ddp is not None:
             activate(ddp, self)
@@ -283,6 +291,12 @@ class SparseUpdates(Attached):
         with stream:
             if self._stream is not None and ready is not None:
                 self._stream.wait_event(ready)
+            try:
+                self._compare_weights()
+            except DisagreementError as error:
+                self._session.store.discard()
+                _fail(future, error)
+                return
             routine = self._updates.exchange()
             try:
                 found = drive(routine, self._meeting.driver, self._session.counters)
@@ -294,6 +308,13 @@ class SparseUpdates(Attached):
                 self._stream.synchronize()
             with suppress(InvalidStateError):
                 future.set_result(found)
+
+    def _compare_weights(self) -> None:
+        if self._audit.is_due(self.steps):
+            weights = self._updates.weights
+            shared = weights.values(weights.shared)
+            audit = self._audit.compare(shared, self.steps, self.group.rank)
+            drive(audit, self.group, Counters())
 
     def _finish(self) -> None:
         """Wait for the exchange under way, if there is one, and move the shared weights."""
@@ -387,17 +408,13 @@ class SparseUpdates(Attached):
         """
         return replace(super().report(layers), every=self.every)
 
-    def state_dict(self) -> dict[str, Any]:
-        """What this rank must save, beside model and optimizers, to go on as if never stopped.
-
-        It waits for an exchange that is under way, and saves its result.
-        """
+    def _saved(self) -> dict[str, Any]:
+        """Wait for an exchange that is under way, whose result is saved."""
         mean, ahead = None, self.step_ahead
         if self._future is not None:
             found, ahead = self._future.result()
             mean = None if found is not None else self._updates.weights.values(self._updates.mean)
         return {
-            **super().state_dict(),
             "updates": {
                 "local_step": self.local_step,
                 "every": self.every,
@@ -410,15 +427,24 @@ class SparseUpdates(Attached):
             },
         }
 
-    @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
-        """Go on from what `state_dict` returned on this rank; load model and optimizers as well.
+    def _merged(self, states: Sequence[Mapping[str, Any]], strict: bool) -> dict[str, Any]:
+        """Of a round that began early each rank goes on with another's; all else is shared."""
+        merged = super()._merged(states, strict)
+        saved = [_check_saved(each.get("updates"), self._updates) for each in states]
+        if any(map(_is_between, saved)):
+            raise StateError(
+                f"the saved state is of the middle of a round, after {saved[0]['local_step']} of "
+                f"{self.every} local steps, which another number of ranks cannot take over: use a "
+                f"checkpoint of the end of a round, where wire.local_step is 0"
+            )
+        own = saved[merged["rank"] % len(states)]
+        return {**merged, "updates": {**saved[0], "weights": own["weights"]}}
 
-        With `strict=False` the scheme may be another one, if its memory is of the same kind.
-        """
-        self._check(state, strict)
+    @torch.no_grad()
+    def _load(self, state: Mapping[str, Any], strict: bool) -> None:
+        self._session.check(state, strict)
         updates, weights = self._updates, self._updates.weights
-        saved = _check_saved(state.get("updates"), weights.shapes)
+        saved = _check_saved(state.get("updates"), updates)
         if (saved["every"], saved["delay"]) != (self.every, self.delay):
             raise StateError(
                 f"the saved state is of every={saved['every']}, delay={saved['delay']}, and this "
@@ -527,11 +553,12 @@ def _first_bad(parameters: Mapping[str, nn.Parameter]) -> str | None:
     gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None and p.numel()}
     if not gradients:
         return None
-    norms = torch._foreach_norm(list(gradients.values()), ord=float("inf"))
-    fine = torch.stack([norm.isfinite() for norm in norms])
-    if bool(fine.all()):
-        return None
-    return list(gradients)[int((~fine).nonzero()[0])]
+    norms = torch._foreach_norm(list(gradients.values()))  # a fourth of the time of isfinite
+    fine = torch.stack([norm.isfinite() for norm in norms]).tolist()
+    for (name, gradient), is_fine in zip(gradients.items(), fine, strict=True):
+        if not is_fine and not bool(gradient.isfinite().all()):  # not just too large to square
+            return name
+    return None
 
 
 def _load_outer(outer: torch.optim.Optimizer, saved: Any) -> None:
@@ -594,28 +621,50 @@ def _check_ahead(
     return step_ahead
 
 
-def _check_saved(saved: Any, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Any]:
-    """Refuse what `state_dict` cannot have returned."""
+def _check_saved(saved: Any, updates: Updates) -> Mapping[str, Any]:
+    """Refuse what was not saved by an exchange of this model's updates."""
     if saved is None:
         raise StateError(
             "the saved state is of an exchange of gradients: attach with communicate='gradients'"
         )
+    weights = updates.weights
     try:
-        kept = saved["weights"]
-        tensors = [*kept.values(), *([saved["mean"]] if saved["mean"] else [])]
+        kept, mean, buffers = saved["weights"], saved["mean"], saved["buffers"]
+        tensors = [*kept.values(), *([] if mean is None else [mean])]
         is_fine = (
-            0 <= saved["local_step"] < saved["every"]
+            type(saved["local_step"]) is int
+            and 0 <= saved["local_step"] < saved["every"]
             and ("live" in kept or not (saved["local_step"] or saved["delay"]))
             and ("start" in kept or not saved["delay"])
+            and ("shared" in kept or not weights.is_narrow)
+            and type(saved["step_ahead"]) is float
             and 0 <= saved["step_ahead"] <= 1
             and saved["delay"] in (0, 1)
             and "outer" in saved
-            and all({n: tuple(t.shape) for n, t in held.items()} == shapes for held in tensors)
-            and all(bool(t.isfinite().all()) for held in tensors for t in held.values())
+            and all({n: tuple(t.shape) for n, t in h.items()} == weights.shapes for h in tensors)
+            and (
+                buffers is None
+                or (buffers.dtype, tuple(buffers.shape)) == (torch.uint8, (updates.buffer_bytes,))
+            )
         )
+        for held in tensors if is_fine else ():
+            for name, tensor in held.items():
+                check_numbers(tensor, f"the saved state of {name}")
     except (AttributeError, KeyError, TypeError) as error:
         raise StateError("the saved state of the updates cannot be read") from error
     if not is_fine:
         raise StateError("the saved state of the updates does not fit this model")
     assert isinstance(saved, Mapping)
     return saved
+
+
+def _is_between(saved: Mapping[str, Any]) -> bool:
+    """Whether a rank had taken local steps since its round began."""
+    weights = saved["weights"]
+    if saved["local_step"] or "live" not in weights:
+        return bool(saved["local_step"])
+    start = weights.get("start", {})  # of a round that begins early
+    return any(
+        name not in start or not torch.equal(live.to(start[name].dtype), start[name])
+        for name, live in weights["live"].items()
+    )

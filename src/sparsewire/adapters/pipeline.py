@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 
+from ..counters import Counters
 from ..errors import CorruptMessageError, DisagreementError, NonFiniteError, SparsewireError
 from ..exchange import NonFinite
 from ..groups import drive
@@ -24,6 +25,7 @@ from ..groups.distributed import DistributedGroup
 from ..groups.thread import ExchangeThread, Promise
 from ..requests import Routine
 from ..session import Session, Transaction, Unit
+from .audit import Audit
 from .base import Meeting
 from .model import gradient_views
 from .scaling import Scaling
@@ -66,15 +68,18 @@ class Pipeline:
         parameters: dict[str, nn.Parameter],
         scaling: Scaling,
         on_nonfinite: Literal["raise", "skip"],
+        audit: Audit,
     ) -> None:
         self.session = session
         assert isinstance(meeting.group, DistributedGroup)
         self.meeting = meeting
         self.group = meeting.group
         self.scaling = scaling
+        self.audit = audit
         self.called = False
         self.dropped = False  # the last step was skipped, and the optimizer must not take it
         self.error: SparsewireError | None = None
+        self._parameters = parameters
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._dtypes = {name: p.dtype for name, p in parameters.items()}
         self._device = next(iter(parameters.values())).device
@@ -136,6 +141,10 @@ class Pipeline:
                     item.promise.fail(step.error)
 
     def _begin(self, step: _Step) -> Transaction:
+        number = self.session.steps
+        if self.audit.is_due(number):
+            audit = self.audit.compare(self._parameters, number, self.group.rank)
+            drive(audit, self.group, Counters())
         step.transaction = self.session.begin()
         self.scaling.follow(self.session.store)
         return step.transaction

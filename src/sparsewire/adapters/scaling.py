@@ -6,6 +6,8 @@ What is remembered from before is multiplied so that it still means the same.
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -65,13 +67,22 @@ class Scaling:
         fine = (
             isinstance(state, Mapping)
             and isinstance(state.get("rates"), Mapping)
-            and all(isinstance(rate, float) for rate in state["rates"].values())
-            and isinstance(state.get("scale", ""), (float, type(None)))
+            and all(_is_unit(rate) for rate in state["rates"].values())
+            and "scale" in state
+            and (state["scale"] is None or _is_unit(state["scale"]))
         )
         if not fine:
-            raise StateError("the saved state's learning rates or loss scale cannot be read")
+            raise StateError(
+                "the saved state's learning rates or loss scale are not positive, finite numbers: "
+                "pass what state_dict() returned, unchanged"
+            )
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take over what `state` returned."""
         self._rates = dict(state["rates"])
         self._scale = state["scale"]
+
+
+def _is_unit(value: Any) -> bool:
+    """Whether a memory can be in this unit, and be brought to another one."""
+    return isinstance(value, float) and sys.float_info.min <= value < math.inf

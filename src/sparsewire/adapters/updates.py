@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..errors import CorruptMessageError
 from ..exchange import NonFinite
 from ..randomness import below, fold, mix, signed
-from ..requests import Routine, all_gather, broadcast
+from ..requests import Routine
 from ..session import Session, Transaction, Unit
 from .weights import Weights
 
@@ -116,9 +116,12 @@ class Updates:
         transaction, unit = self._transaction, self._unit
         assert transaction is not None
         try:
-            yield from self._share_buffers()
-            ahead = (yield from self._compare(unit)) if self._is_due() else self.ahead
-            yield from transaction.exchange(unit)
+            yield from transaction.exchange(unit)  # first, because it compares headers
+            if self.packed is not None:
+                self.packed = yield from transaction.share(self.packed)
+            ahead = self.ahead
+            if self._is_due():
+                ahead = yield from self._compare(unit, transaction)
             found = yield from transaction.agree()
         except CorruptMessageError:
             transaction.defer()
@@ -156,7 +159,7 @@ class Updates:
         early = 0 < number < PERIOD and number & (number - 1) == 0
         return self.is_measured and (early or (number > 0 and number % PERIOD == 0))
 
-    def _compare(self, unit: Unit) -> Routine[float]:
+    def _compare(self, unit: Unit, transaction: Transaction) -> Routine[float]:
         """Return ‖mean e‖² / mean ‖e‖² over a sample of coordinates, the same on all ranks.
 
         It is the λ for which x − λ·e comes closest to x − mean(e), on average over ranks.
@@ -167,7 +170,7 @@ class Updates:
         key = fold(_SAMPLE_KEY, self.session.scheme.at(0).seed, self.session.steps)
         words = mix(torch.arange(SAMPLE, device=residual.device) ^ signed(key))
         sample = residual[below(words, torch.full_like(words, residual.numel()))]
-        answers = yield all_gather(sample.float().contiguous().view(torch.uint8))
+        answers = yield from transaction.gather(sample.float().contiguous().view(torch.uint8))
         rows = torch.stack([a.view(torch.float32) for a in answers]).double()
         squares = rows.square().sum(dim=1).mean()
         share = rows.mean(dim=0).square().sum() / squares
@@ -175,18 +178,15 @@ class Updates:
 
     # -- buffers ---------------------------------------------------------------------------------
 
+    @property
+    def buffer_bytes(self) -> int:
+        """The size of `packed`."""
+        return sum(buffer.nbytes for buffer in self._buffers)
+
     def _pack_buffers(self) -> None:
         """Copy the buffers as they are now: forward may change them during the exchange."""
         if self._buffers:
             self.packed = torch.cat([_bytes_of(buffer) for buffer in self._buffers])
-
-    def _share_buffers(self) -> Routine[None]:
-        """Send rank 0's buffers to all ranks, such as BatchNorm's statistics, as DDP does."""
-        topology = self.session.topology
-        if self.packed is not None and topology.leads:
-            self.packed = yield broadcast(self.packed, 0)
-        if self.packed is not None and topology.local_world_size > 1:
-            self.packed = yield broadcast(self.packed, 0, "intra_node")
 
     def _take_buffers(self) -> None:
         """Take the buffers that rank 0 sent. Its own may have moved on meanwhile, and stay."""

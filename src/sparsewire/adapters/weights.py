@@ -69,9 +69,20 @@ class Weights:
 
     def begin(self, scratch: Tensor, residual: Tensor | None, ahead: float) -> None:
         """Begin a round at x − λ·e. `scratch` is overwritten, unless the start is kept."""
+        if self._start is None and self.device.type == "cpu":  # which needs no scratch, and is slow
+            self._write_live(residual, ahead)
+            return
         start = scratch if self._start is None else self._start
         views, live = self._pairs(self._write_start(start, residual, ahead))
         torch._foreach_copy_(live, views)
+
+    def _write_live(self, residual: Tensor | None, ahead: float) -> None:
+        views, live = self._pairs(self.shared)
+        if residual is None or not ahead:
+            torch._foreach_copy_(live, views)
+            return
+        for each, view, late in zip(live, views, self.values(residual).values(), strict=True):
+            torch.sub(view, late, alpha=ahead, out=each)
 
     def begin_early(self, update: Tensor, residual: Tensor | None, ahead: float) -> None:
         """Begin a round while `update` is still to be exchanged, as if none of it were sent."""

@@ -22,6 +22,7 @@ from .values import Place, ValueCodec, from_bytes, to_bytes
 
 _WHOLE = torch.bfloat16
 _MOST = torch.finfo(torch.float32).max
+_MOST_VALUES = 1 << 31  # no message has as many
 
 
 class _Quantized(ValueCodec):
@@ -276,8 +277,12 @@ class QSGD(_Quantized):
 
     def __post_init__(self) -> None:
         _check_bits("QSGD", self.bits, 2)
-        if isinstance(self.bucket, bool) or not isinstance(self.bucket, int) or self.bucket < 1:
-            raise SchemeError("QSGD's bucket is a whole number of values, at least 1")
+        is_whole = isinstance(self.bucket, int) and not isinstance(self.bucket, bool)
+        if not is_whole or not 1 <= self.bucket < _MOST_VALUES:
+            raise SchemeError(
+                f"QSGD's bucket is a whole number of values from 1 to 2^31 - 1, such as 16, not "
+                f"{self.bucket!r}"
+            )
 
     @property
     def width(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Protocol, TypeVar
 
 from ..counters import Counters
-from ..errors import SparsewireError
+from ..errors import ExchangeError, SparsewireError
 from ..requests import Request, Routine, Start, Wait
 from .distributed import DistributedGroup
 from .simulated import SimulatedGroup, answer_all
@@ -31,6 +31,9 @@ class Group(Protocol):
     def wait(self, ticket: Any) -> Any:
         """Wait for the end of a request, and return its answer."""
 
+    def abandon(self, error: ExchangeError) -> None:
+        """Refuse every later request, and tell the other ranks why."""
+
 
 class Alone:
     """A group of one: nothing has to be sent."""
@@ -45,6 +48,9 @@ class Alone:
     def wait(self, ticket: Any) -> Any:
         return ticket
 
+    def abandon(self, error: ExchangeError) -> None:
+        pass
+
 
 Result = TypeVar("Result")
 
@@ -52,7 +58,8 @@ Result = TypeVar("Result")
 def drive(routine: Routine[Result], group: Group, counters: Counters) -> Result:
     """Run one rank's routine to its end.
 
-    An error of the group is raised inside the routine, which may have others to tell about it.
+    An error of the group is raised inside the routine, which may have others to tell about it. If
+    the routine raises an error that not all ranks are sure to raise, the group is abandoned.
     """
     answer: Any = None
     error: SparsewireError | None = None
@@ -79,5 +86,9 @@ def drive(routine: Routine[Result], group: Group, counters: Counters) -> Result:
                 request = step.request if isinstance(step, Start) else step
                 if request.group != "intra_node":
                     counters.count(request.traffic(group.size))
+    except ExchangeError as error_of_routine:
+        if not error_of_routine.is_agreed:
+            group.abandon(error_of_routine)
+        raise
     finally:
         routine.close()  # what failed lets go of its buffers at once

@@ -7,10 +7,12 @@ mix with those that the training script or another thread issues, and have a dea
 from __future__ import annotations
 
 import datetime
+import json
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,15 +20,19 @@ from torch import Tensor
 
 from ..errors import AttachError, ExchangeError
 from ..requests import Request
-from .liveness import Liveness
+from .liveness import GRACE, Liveness, store_of, within
 from .simulated import answer_all
 from .transport import Transport, Work
 
-# Doubles that are free again. They are not destroyed: torch may give a new group the name of one
-# that is gone, and then finds the addresses of the old one in the store.
-_spares: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[float, list[dist.ProcessGroup]]] = (
+Result = TypeVar("Result")
+
+# Doubles that are free again, by the number of the meeting that made them. They are not destroyed:
+# torch may give a new group the name of one that is gone, and then finds the addresses of the old
+# one in the store.
+_spares: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[float, dict[int, dist.ProcessGroup]]] = (
     weakref.WeakKeyDictionary()
 )
+_meetings: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,8 @@ class DistributedGroup:
         process_group: who takes part; the default group if None.
         timeout: seconds, or a `timedelta`, that any collective may take.
         device: where gradients live; messages go to the CPU where the backend needs them there.
-        _is_own: the process group was made for this, and needs no double.
+        _part_of: the group of all ranks, if the process group was made for some of them. It needs
+            no double then, and a failure concerns all ranks.
     """
 
     def __init__(
@@ -63,7 +70,7 @@ class DistributedGroup:
         process_group: dist.ProcessGroup | None = None,
         timeout: float | datetime.timedelta = 60.0,
         device: torch.device | None = None,
-        _is_own: bool = False,
+        _part_of: DistributedGroup | None = None,
     ) -> None:
         if not dist.is_initialized():
             raise AttachError(
@@ -79,53 +86,95 @@ class DistributedGroup:
         self._device = self._message_device(original, device or torch.device("cpu"))
         self._original = original
         self._double: dist.ProcessGroup | None = None
-        self.liveness: Liveness | None = None
-        self.doing = "the first meeting"
         self._closed = False
-        self._is_own = _is_own
-        if self.size > 1 and _is_own:
-            self._double = original
-        elif self.size > 1:
-            spare = _spares.setdefault(original, {}).setdefault(timeout, [])
-            self._double = spare.pop() if spare else self._make_double(original)
-        if self._double is not None:
-            self.liveness = Liveness.of(self._double, self.rank, self.size)
-            try:
-                self._transport = Transport(self._double, self._device)
-            except RuntimeError as cause:
-                raise self.failure(cause) from cause
+        self._is_abandoned = False
+        self._is_own = _part_of is not None
+        self.liveness: Liveness = (
+            _part_of.liveness if _part_of else Liveness(self.rank, self.size, timeout)
+        )
+        self._made = self.meeting = _meetings[original] = _meetings.get(original, 0) + 1
+        if self.size == 1:
+            return
+        self._double, self._transport = self.limited(self._meet)
 
     @staticmethod
     def _message_device(group: dist.ProcessGroup, device: torch.device) -> torch.device:
         on_device = device.type != "cpu" and "nccl" in str(dist.get_backend_config(group))
         return device if on_device else torch.device("cpu")
 
+    def _meet(self) -> tuple[dist.ProcessGroup, Transport]:
+        """Meet the other ranks: the group to talk in, and the way to do so."""
+        original = self._original
+        if self._is_own:
+            return original, Transport(original, self._device)
+        self._store = store_of(original, str(self.meeting))
+        self.liveness.arrive(self._store)
+        spares = _spares.setdefault(original, {}).setdefault(self.timeout, {})
+        self._made = self._find_common("doubles", spares) or self.meeting
+        double = spares.pop(self._made, None) or self._make_double(original)
+        return double, Transport(double, self._device)
+
+    def limited(self, call: Callable[[], Result]) -> Result:
+        """Return what `call` returns; it may wait for a store that never answers."""
+        limit, on_cuda = self.timeout + GRACE, self._device.type == "cuda"
+
+        def on_device() -> Result:
+            with torch.cuda.device(self._device) if on_cuda else nullcontext():
+                return call()  # on a thread, and each has a device of its own
+
+        try:
+            return within(limit, on_device)
+        except RuntimeError as cause:
+            raise self.failure(cause) from cause
+        except TimeoutError as cause:
+            late = TimeoutError(f"it took more than {limit:.0f} seconds")
+            raise self.failure(late) from cause
+
+    def find_common(self, what: str, spares: Iterable[int]) -> int | None:
+        """Return the first of these numbers that every rank has, if there is one.
+
+        A model that goes without `detach` leaves its groups on some ranks sooner than on others.
+        """
+        if self.size == 1:
+            return min(spares, default=None)
+        return self.limited(lambda: self._find_common(what, spares))
+
+    def _find_common(self, what: str, spares: Iterable[int]) -> int | None:
+        self._store.set(f"{what}/{self.rank}", json.dumps(list(spares)))
+        keys = [f"{what}/{rank}" for rank in range(self.size)]
+        self._store.wait(keys, datetime.timedelta(seconds=self.timeout))  # type: ignore[attr-defined]
+        common = set.intersection(*(set(json.loads(self._store.get(key))) for key in keys))
+        return min(common, default=None)
+
     def _make_double(self, original: dist.ProcessGroup) -> dist.ProcessGroup:
         backend = dist.get_backend(original)
         # members alone can make a group, except under MPI: there all processes must call attach
         is_part = self.size < dist.get_world_size() and backend != "mpi"
-        try:
-            double = dist.new_group(
-                dist.get_process_group_ranks(original),
-                timeout=datetime.timedelta(seconds=self.timeout),
-                backend=None if backend == "undefined" else backend,
-                use_local_synchronization=is_part,
-                group_desc="sparsewire",
-            )
-        except RuntimeError as cause:
-            text = " ".join(str(cause).split())
-            raise ExchangeError(
-                f"the first meeting of {self.size} ranks failed on rank {self.rank}: all ranks "
-                f"must attach, in the same order, within {self.timeout:g} seconds. Cause: "
-                f"{text[:300]}"
-            ) from cause
+        double = dist.new_group(
+            dist.get_process_group_ranks(original),
+            timeout=datetime.timedelta(seconds=self.timeout),
+            backend=None if backend == "undefined" else backend,
+            use_local_synchronization=is_part,
+            group_desc="sparsewire",
+        )
         assert isinstance(double, dist.ProcessGroup)
         return double
+
+    @property
+    def doing(self) -> str:
+        """What is under way, for the words of an error."""
+        return self.liveness.progress.doing
+
+    @doing.setter
+    def doing(self, what: str) -> None:
+        self.liveness.progress.begin(what)
 
     def start(self, request: Request) -> Ticket:
         """Begin a request together with all other ranks."""
         if self._closed:
             raise ExchangeError(f"{self.doing} cannot take place: the group was closed")
+        if self.liveness.given_up:
+            raise self._given_up()
         try:
             return self._start(request)
         except RuntimeError as cause:
@@ -133,34 +182,31 @@ class DistributedGroup:
 
     def wait(self, ticket: Ticket) -> Any:
         """Wait for the end of a request, and return its answer."""
+        liveness = self.liveness
         try:
             if ticket.work is not None:
-                ticket.work.wait()
+                liveness.progress.enter("waiting")
+                if not self._transport.wait(ticket.work, lambda: liveness.given_up):
+                    raise self._given_up()
+                liveness.progress.enter("computing")
             return ticket.answer()
+        except ExchangeError:
+            raise
         except RuntimeError as cause:
             raise self.failure(cause) from cause
 
-    def _hint(self, text: str) -> str:
-        """What to change if a rank was only slow."""
-        if "timed out" not in text.lower():
-            return ""
-        return (
-            f", and if a rank is slow rather than lost, give it more than timeout={self.timeout:g}"
-        )
+    def _given_up(self) -> ExchangeError:
+        return ExchangeError(f"{self.doing} was given up, since the group is broken or detached")
 
-    def failure(self, cause: Exception) -> ExchangeError:
+    def failure(self, cause: BaseException) -> ExchangeError:
         """What happened, after telling the other ranks and finding out who is missing."""
-        text = " ".join(str(cause).split()) or type(cause).__name__
-        finding = ""
-        if self.liveness is not None:
-            finding = f"; {self.liveness.inquire(text)}"
-        error = ExchangeError(
-            f"{self.doing} failed on rank {self.rank} of {self.size}{finding}. Cause: "
-            f"{text[:300]}. Weights and memory are those of the last whole step: restart from a "
-            f"checkpoint{self._hint(text)}"
-        )
-        error.__cause__ = cause
-        return error
+        return self.liveness.failure(cause)
+
+    def abandon(self, error: ExchangeError) -> None:
+        """Refuse every later request, and tell the other ranks why."""
+        if self.size > 1 and not self.liveness.given_up:
+            self.liveness.given_up = self._is_abandoned = True
+            self.liveness.inquire(str(error))
 
     def _start(self, request: Request) -> Ticket:
         home = request.payload.device
@@ -171,9 +217,6 @@ class DistributedGroup:
         if request.op == "broadcast":
             shown = payload if self.rank == request.root else torch.empty_like(payload)
             return Ticket(self._transport.show(shown, request.root), lambda: shown.to(home))
-        if request.op == "all_reduce":
-            total = payload.clone() if payload is request.payload else payload
-            return Ticket(self._transport.add_up(total), lambda: total.to(home))
         rows = request.out
         if rows is None or rows.device != self._device:
             width = payload.numel() if request.op == "all_gather" else payload.shape[1]
@@ -194,18 +237,14 @@ class DistributedGroup:
         """Give all ranks what rank 0 has in these tensors."""
         if self._double is None:
             return
-        first = dist.get_process_group_ranks(self._double)[0]
         for tensor in tensors:
             payload = tensor.detach().to(self._device).contiguous()
-            try:
-                dist.broadcast(payload, first, group=self._double)
-            except RuntimeError as cause:
-                raise self.failure(cause) from cause
+            self.wait(Ticket(self._transport.show(payload, 0), lambda: None))
             tensor.detach().copy_(payload)
 
     def close(self) -> None:
         """Leave the group in good order; the next one over the same ranks takes it over."""
-        if self._double is not None and not self._is_own:
-            _spares[self._original][self.timeout].append(self._double)
+        if self._double is not None and not (self._is_own or self._is_abandoned):
+            _spares[self._original][self.timeout][self._made] = self._double
         self._double = None
         self._closed = True

@@ -16,16 +16,16 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..errors import AttachError, SparsewireError
+from ..errors import AttachError, ExchangeError
 from ..report import plural
-from ..requests import Request, all_gather, all_reduce
+from ..requests import Request, all_gather
 from .distributed import DistributedGroup, Ticket
 
 IntraNode = dist.ProcessGroup | DeviceMesh | int | Literal["local"]
 
 # Groups that are free again, for each way to share out the ranks and deadline.
 _Pair = tuple[dist.ProcessGroup, dist.ProcessGroup]
-_spares: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[object, list[_Pair]]] = (
+_spares: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[object, dict[int, _Pair]]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -37,7 +37,7 @@ class Hierarchy:
 
     Arguments:
         intra_node: the ranks of this machine; see `attach`.
-        dtype: of what is added up inside a machine, to be tried at once; None for no trial.
+        dtype: of what is added up inside a machine; the gradient's own type if None.
         everyone: the group of all ranks, all of whom must come.
         device: where gradients live.
     """
@@ -49,33 +49,25 @@ class Hierarchy:
         everyone: DistributedGroup,
         device: torch.device,
     ) -> None:
+        if dtype is not None:
+            _try(dtype, device)
         nodes = _share_out(_members(intra_node, everyone), everyone)
         world_size = dist.group.WORLD
         assert isinstance(world_size, dist.ProcessGroup)
         key = (tuple(map(tuple, nodes)), everyone.timeout)
-        self._spare = _spares.setdefault(world_size, {}).setdefault(key, [])
-        self._pair = self._spare.pop() if self._spare else _make_groups(nodes, everyone.timeout)
+        self._spare = _spares.setdefault(world_size, {}).setdefault(key, {})
+        self._made = everyone.find_common("pairs", self._spare) or everyone.meeting
+        spare = self._spare.pop(self._made, None)
+        self._pair = spare or everyone.limited(lambda: _make_groups(nodes, everyone.timeout))
         self.size = len(nodes)
         self.rank = next(n for n, ranks in enumerate(nodes) if dist.get_rank() in ranks)
         self.local_world_size = len(nodes[0])
-        self._inside = DistributedGroup(self._pair[0], everyone.timeout, device, _is_own=True)
+        timeout = everyone.timeout
+        self._inside = DistributedGroup(self._pair[0], timeout, device, _part_of=everyone)
         self.local_rank = self._inside.rank
         self._leaders: DistributedGroup | None = None
         if self.local_rank == 0:
-            self._leaders = DistributedGroup(self._pair[1], everyone.timeout, device, _is_own=True)
-            self._leaders.liveness = everyone.liveness  # a failure anywhere concerns all ranks
-        self._inside.liveness = everyone.liveness
-        if dtype is not None:
-            self._try(dtype, device)
-
-    def _try(self, dtype: torch.dtype, device: torch.device) -> None:
-        probe = torch.zeros(1, dtype=dtype, device=device)
-        try:
-            self.wait(self.start(all_reduce(probe, "intra_node")))
-        except SparsewireError as error:
-            raise AttachError(
-                f"this backend cannot add up {dtype} inside a node: leave intra_node_dtype out"
-            ) from error
+            self._leaders = DistributedGroup(self._pair[1], timeout, device, _part_of=everyone)
 
     @property
     def doing(self) -> str:
@@ -84,9 +76,7 @@ class Hierarchy:
 
     @doing.setter
     def doing(self, what: str) -> None:
-        for group in (self._inside, self._leaders):
-            if group is not None:
-                group.doing = what
+        self._inside.doing = what
 
     def start(self, request: Request) -> tuple[DistributedGroup, Ticket]:
         """Begin a request in the group that it names."""
@@ -99,12 +89,28 @@ class Hierarchy:
         group, inner = ticket
         return group.wait(inner)
 
+    def abandon(self, error: ExchangeError) -> None:
+        """Refuse every later request, and tell all ranks why."""
+        for group in (self._inside, self._leaders):  # one of them may be this rank alone
+            if group is not None:
+                group.abandon(error)
+
     def close(self) -> None:
         """Leave both groups; the next hierarchy of these ranks takes them over."""
         self._inside.close()
         if self._leaders is not None:
             self._leaders.close()
-        self._spare.append(self._pair)
+        self._spare[self._made] = self._pair
+
+
+def _try(dtype: torch.dtype, device: torch.device) -> None:
+    probe = torch.zeros(1, dtype=dtype, device=device)
+    try:
+        torch.mul(probe, 0.5).add_(probe)
+    except RuntimeError as error:
+        raise AttachError(
+            f"{dtype} cannot be added up on {device.type}: leave intra_node_dtype out"
+        ) from error
 
 
 def _members(intra_node: IntraNode, everyone: DistributedGroup) -> list[int]:

@@ -1,103 +1,323 @@
-"""Who is still there? After a failed collective, ranks find out by answering in the store.
+"""Who is still there, and who is behind? After a failure, ranks find out by answering in the store.
 
 A backend's error gives an address at best and reaches only some ranks at once. So the first rank
-that sees an error leaves a note; the others read it within a second, write that they are alive,
-and all of them name the ranks that did not.
+that sees an error leaves a note; the others read it within a second and write what they are doing
+and since when. All of them name the ranks that did not answer, or else the rank that is behind.
+
+Clock, store and the way to limit a call are passed in, so that all of this also runs under a
+virtual clock and without threads.
 """
 
 from __future__ import annotations
 
 import contextlib
-import queue
+import json
 import threading
 import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import PrefixStore
+
+from ..errors import ExchangeError
 
 PATIENCE = 3.0  # seconds to wait for answers: ranks look for a note twice a second
 LIMIT = PATIENCE + 1.0  # seconds to wait for the store, which may be frozen or cut off
+GRACE = 5.0  # seconds that the backend's own deadline gets to speak first
+BEHIND = 1.0  # seconds at one place after which a rank counts as behind
+
+Result = TypeVar("Result")
+Stage = Literal["computing", "waiting", "finished"]  # in the order in which a job goes through them
+_STAGES: tuple[Stage, ...] = get_args(Stage)
+
+
+class Store(Protocol):
+    """The part of a torch store that is used here."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Whether all keys are there."""
+
+    def get(self, key: str, /) -> bytes:
+        """Return what was written under a key."""
+
+    def set(self, key: str, value: str, /) -> None:
+        """Write under a key."""
+
+
+def within(seconds: float, call: Callable[[], Result]) -> Result:
+    """Return what `call` returns, or raise TimeoutError after `seconds`.
+
+    The call runs on a thread of its own, which is then left behind: a call to a store whose host is
+    frozen or cut off never comes back.
+    """
+    answer: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=run, name="sparsewire-limited", daemon=True).start()
+    return answer.result(timeout=seconds)
+
+
+class Report(NamedTuple):
+    """What a rank was doing when it was asked."""
+
+    number: int  # of the job, counted alike on all ranks
+    stage: Stage
+    doing: str
+    seconds: float  # in this stage
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """How far the rank is, to compare with others."""
+        return self.number, _STAGES.index(self.stage)
+
+    def __str__(self) -> str:
+        if self.stage == "finished":
+            return f"it finished {self.doing} {self.seconds:.0f} s ago and has begun nothing since"
+        verb = "busy" if self.stage == "computing" else "waiting for others"
+        return f"it has been {verb} in {self.doing} for {self.seconds:.0f} s"
+
+    @staticmethod
+    def read(text: bytes) -> Report | None:
+        """Return the report that another rank wrote; None if it is none."""
+        try:
+            number, stage, doing, seconds = json.loads(text)
+            report = Report(int(number), stage, str(doing)[:200], float(seconds))
+        except (TypeError, ValueError):
+            return None
+        return report if stage in _STAGES else None
+
+
+class Progress:
+    """What this rank is doing, and since when.
+
+    All ranks run the same jobs in the same order: the buckets of a step, or rounds of updates. In
+    each, a rank computes and waits for the others in turn.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began = clock()
+        # replaced as a whole, since other threads read it
+        self._now: tuple[int, Stage, str, float] = 0, "computing", "the first meeting", self._began
+
+    @property
+    def doing(self) -> str:
+        """The job under way, or the last one."""
+        return self._now[2]
+
+    @property
+    def stage(self) -> Stage:
+        """How far the job is."""
+        return self._now[1]
+
+    @property
+    def is_first_meeting(self) -> bool:
+        """Whether the ranks have not met yet."""
+        return self._now[0] == 0 and self.stage != "finished"
+
+    @property
+    def elapsed(self) -> float | None:
+        """Seconds since the job under way began; None if there is none."""
+        return None if self.stage == "finished" else self._clock() - self._began
+
+    def begin(self, doing: str) -> None:
+        """Begin the next job."""
+        self._began = self._clock()
+        self._now = self._now[0] + 1, "computing", doing, self._began
+
+    def enter(self, stage: Stage) -> None:
+        """Go on with the job, or finish it."""
+        number, _, doing, _ = self._now
+        self._now = number, stage, doing, self._clock()
+
+    def report(self) -> Report:
+        """What to tell a rank that asks."""
+        number, stage, doing, since = self._now
+        return Report(number, stage, doing, self._clock() - since)
 
 
 class Liveness:
-    """One group's corner of the store that all its ranks can reach.
+    """What the ranks of a group tell each other when an exchange fails.
 
     Calls to the store have no time-out of their own: if its host is frozen or cut off, they block
-    without end. Only `inquire` is safe to call from a thread that others wait for.
+    without end. Only `inquire` and `failure` are safe to call from a thread that others wait for.
+
+    Arguments:
+        rank, size: this rank, and how many there are.
+        timeout: seconds that an exchange may take.
+        clock, sleep: those of the machine, unless a test brings others.
+        limited: calls a function that may never return; see `within`.
     """
 
-    def __init__(self, store: Store, rank: int, size: int) -> None:
-        self._store = store
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        timeout: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        limited: Callable[[float, Callable[[], str]], str] = within,
+    ) -> None:
+        self.timeout = timeout
+        self.progress = Progress(clock)
+        self.given_up = False  # nobody on this rank may wait for others any longer
         self._rank = rank
         self._size = size
+        self._clock = clock
+        self._sleep = sleep
+        self._limited = limited
+        self._store: Store | None = None
+        self._lock = threading.Lock()
+        self._finding: str | None = None
 
-    @staticmethod
-    def of(group: dist.ProcessGroup, rank: int, size: int) -> Liveness:
-        """The roll call of a process group, over a connection of its own."""
-        store = dist.distributed_c10d._get_process_group_store(group)
-        clone = getattr(store, "clone", None)
-        if clone is not None:
-            store = clone()
-        return Liveness(PrefixStore("sparsewire/roll", store), rank, size)
+    def arrive(self, store: Store) -> None:
+        """Come to the first meeting, in a part of the store that this group alone uses."""
+        self._store = store
+        store.set(f"come/{self._rank}", "1")
 
     def alarm(self, cause: str) -> None:
         """Tell the others that a collective failed here."""
+        assert self._store is not None
         with contextlib.suppress(RuntimeError):  # if the store is gone, `_findings` says so
             if not self._store.check(["alarm"]):
                 self._store.set("alarm", f"rank {self._rank}: {cause}"[:500])
 
     def alarmed(self) -> str | None:
         """What another rank reported, if any did."""
-        if not self._store.check(["alarm"]):
+        if self._store is None or not self._store.check(["alarm"]):
             return None
         note = bytes(self._store.get("alarm")).decode(errors="replace")
         return None if note.startswith(f"rank {self._rank}:") else note
 
     def answer(self) -> None:
-        """Tell the ranks that look for this one that it is there."""
-        with contextlib.suppress(RuntimeError):
-            self._store.set(f"here/{self._rank}", "1")
-
-    def absent(self) -> list[int] | None:
-        """Answer, wait for the others' answers, and return who gave none; None: no store."""
-        try:
-            self._store.set(f"here/{self._rank}", "1")
-            missing = [rank for rank in range(self._size) if rank != self._rank]
-            end = time.monotonic() + PATIENCE
-            while missing and time.monotonic() < end:
-                missing = [r for r in missing if not self._store.check([f"here/{r}"])]
-                time.sleep(0.05)
-            return missing
-        except RuntimeError:
-            return None
+        """Tell the ranks that ask what this one is doing."""
+        if self._store is not None:
+            self._store.set(f"here/{self._rank}", json.dumps(self.progress.report()))
 
     def inquire(self, cause: str) -> str:
-        """Tell the other ranks what failed here, and say in words which of them are missing.
+        """Tell the other ranks what failed here, and say in words which are missing or behind.
 
-        Returns within `LIMIT` seconds, even if the store does not answer.
+        Returns within `LIMIT` seconds, even if the store does not answer. A group fails once, so
+        the first inquiry serves all later ones.
         """
-        answer: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-        def ask() -> None:
+        def ask() -> str:
             self.alarm(cause)
-            answer.put(self._findings())
+            return self._findings()
 
-        # a thread that can be left behind, because it may never come back
-        threading.Thread(target=ask, name="sparsewire-inquiry", daemon=True).start()
+        with self._lock:
+            if self._finding is None:
+                self._finding = self._ask(ask)
+            return self._finding
+
+    def _ask(self, ask: Callable[[], str]) -> str:
         try:
-            return answer.get(timeout=LIMIT)
-        except queue.Empty:
-            return (
-                "the store does not answer: the process that hosts it (often rank 0) is frozen or "
-                "cut off"
-            )
+            if self._store is not None:
+                return self._limited(LIMIT, ask)
+        except TimeoutError:
+            pass
+        except Exception as error:  # whoever waits must hear of the failure all the same
+            return f"the other ranks could not be asked: {error}"
+        return (
+            "the store does not answer: the process that hosts it (often rank 0) is frozen or "
+            "cut off"
+        )
 
     def _findings(self) -> str:
-        """Who is missing, in words."""
-        missing = self.absent()
-        if missing is None:
+        """Who is missing or behind, in words."""
+        try:
+            late = self._without("come", self._others)
+            if late:
+                return f"{self._named(late)} of {self._size} did not come"
+            reports = self._call_roll()
+        except RuntimeError:
             return "the store is out of reach: the process that hosts it (often rank 0) is gone"
-        if not missing:
-            return "all ranks still answer"
-        who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
-        return f"{who} of {self._size} did not answer: dead, stopped or out of reach"
+        missing = [rank for rank in self._others if rank not in reports]
+        if missing:
+            who = self._named(missing)
+            return f"{who} of {self._size} did not answer: dead, stopped or out of reach"
+        behind = self._behind(reports)
+        return "all ranks still answer" + (f", but {behind}" if behind else "")
+
+    @property
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self._size) if rank != self._rank]
+
+    def _without(self, key: str, ranks: Iterable[int]) -> list[int]:
+        """Those of these ranks that have written nothing under a key."""
+        assert self._store is not None
+        return [rank for rank in ranks if not self._store.check([f"{key}/{rank}"])]
+
+    def _call_roll(self) -> dict[int, Report | None]:
+        """Answer, wait for the others' answers, and return those that came."""
+        assert self._store is not None
+        self.answer()
+        missing, end = self._others, self._clock() + PATIENCE
+        while (missing := self._without("here", missing)) and self._clock() < end:
+            self._sleep(0.05)
+        came = [rank for rank in range(self._size) if rank not in missing]
+        return {rank: Report.read(bytes(self._store.get(f"here/{rank}"))) for rank in came}
+
+    def _behind(self, reports: Mapping[int, Report | None]) -> str:
+        """The ranks that are farthest behind, in words; empty if there are none."""
+        places = {rank: report.place for rank, report in reports.items() if report is not None}
+        hindmost, foremost = min(places.values()), max(places.values())
+        behind = [rank for rank, place in places.items() if place == hindmost]
+        report = reports[behind[0]]
+        if report is None or hindmost == foremost or report.seconds < BEHIND:
+            return ""
+        verb = "is" if len(behind) == 1 else "are"
+        last = str(report) if len(behind) == 1 else f"of rank {behind[0]}, {report}"
+        return f"{self._named(behind)} of {self._size} {verb} behind: {last}"
+
+    @staticmethod
+    def _named(ranks: list[int]) -> str:
+        return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+    def failure(self, cause: BaseException) -> ExchangeError:
+        """What happened, after telling the other ranks and finding out who is missing."""
+        doing, stage = self.progress.doing, self.progress.stage
+        is_first_meeting = self.progress.is_first_meeting
+        text = " ".join(str(cause).split()) or type(cause).__name__
+        where = f"on rank {self._rank} of {self._size}"
+        what = f"{doing} failed {where}"
+        if stage == "finished":
+            what = f"the group failed {where} after {doing}"
+        finding = f"; {self.inquire(text)}" if self._size > 1 else ""
+        advice = (
+            f"All ranks must attach, in the same order, within {self.timeout:g} seconds: look at "
+            f"the logs of the others"
+        )
+        if not is_first_meeting:
+            advice = (
+                f"Weights and memory are those of the last whole step: restart from a "
+                f"checkpoint{self._hint(text)}"
+            )
+        error = ExchangeError(f"{what}{finding}. Cause: {text[:300]}. {advice}")
+        error.__cause__ = cause
+        return error
+
+    def _hint(self, text: str) -> str:
+        """What to change if a rank was only slow."""
+        if not any(words in text.lower() for words in ("timed out", "nothing moved")):
+            return ""
+        return (
+            f", and if a rank is slow rather than lost, give it more than timeout={self.timeout:g}"
+        )
+
+
+def store_of(group: dist.ProcessGroup, name: str) -> Store:
+    """A part of a process group's store, over a connection of its own."""
+    store: Any = dist.distributed_c10d._get_process_group_store(group)
+    clone = getattr(store, "clone", None)
+    if clone is not None:
+        store = clone()
+    return PrefixStore(f"sparsewire/{name}", store)

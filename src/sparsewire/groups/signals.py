@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable
 
 _listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
-_installed = False
+_ends: tuple[socket.socket, socket.socket, int] | None = None  # reader, writer, descriptor before
 
 
 class Listener:
@@ -33,16 +33,30 @@ class Listener:
 
 def _install() -> None:
     """Start listening, once. Only the main thread may: elsewhere Ctrl-C waits for the deadline."""
-    global _installed
-    if _installed or threading.current_thread() is not threading.main_thread():
+    global _ends
+    if _ends is not None or threading.current_thread() is not threading.main_thread():
         return
-    _installed = True
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     previous = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    threading.Thread(
-        target=_listen, args=(reader, writer, previous), name="sparsewire-signals", daemon=True
-    ).start()
+    _ends = reader, writer, previous
+    threading.Thread(target=_listen, args=_ends, name="sparsewire-signals", daemon=True).start()
+
+
+def _leave_to_parent() -> None:
+    """A forked child, such as a data loader's worker, must not tell its parent of its signals."""
+    global _ends
+    if _ends is None:
+        return
+    reader, writer, previous = _ends
+    signal.set_wakeup_fd(previous)
+    reader.close()
+    writer.close()
+    _ends = None
+    _listeners.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _listen(reader: socket.socket, writer: socket.socket, previous: int) -> None:

@@ -22,13 +22,17 @@ class SimulatedGroup:
         groups: for each group that requests may name, which ranks belong together, such as
             `intra_node=[[0, 1], [2, 3]]`. All ranks belong together in a group that is not given.
 
-    A subclass that overrides `carry` sees every message, and may change what arrives.
+    A subclass that overrides `carry` sees every message, and may change what arrives; one that
+    overrides `pick` decides which rank goes on next.
+
+    Once a rank has raised an error that is not agreed on, the group is `broken`, as a real one is.
     """
 
     def __init__(self, size: int, **groups: Sequence[Sequence[int]]) -> None:
         if size < 1:
             raise SchemeError(f"a simulated group of {size} workers makes no sense; use at least 1")
         self.size = size
+        self.broken: ExchangeError | None = None
         self._groups = groups
 
     def drive(
@@ -64,6 +68,10 @@ class SimulatedGroup:
             turns.take()
         return [turns.results.get(rank, turns.errors.get(rank)) for rank in range(self.size)]  # type: ignore[misc]
 
+    def pick(self, ready: Sequence[int]) -> int:
+        """Return which of the ranks that need not wait goes on."""
+        return ready[0]
+
     def carry(self, ranks: Sequence[int], requests: Sequence[Request]) -> list[Any]:
         """Return what each of these ranks gets when all of them have made their request."""
         return answer_all(requests)
@@ -97,6 +105,8 @@ class _Turns(Generic[Result]):
         all_counters: Sequence[Counters],
         raises: bool = True,
     ) -> None:
+        if group.broken is not None:
+            raise ExchangeError(f"this group is broken: {group.broken}")
         self.alive: dict[int, Generator[Step, Any, Result]] = dict(
             zip(range(group.size), runs, strict=True)
         )
@@ -109,14 +119,15 @@ class _Turns(Generic[Result]):
         self._queues: dict[tuple[GroupName, tuple[int, ...]], dict[int, deque[_Ticket]]] = {}
 
     def take(self) -> None:
-        """Let the first rank that need not wait go on until it must."""
-        for rank in self.alive:
-            ticket = self._waiting.get(rank)
-            if ticket is None or ticket.is_done:
-                self._waiting.pop(rank, None)
-                self._advance(rank, None if ticket is None else ticket.answer)
-                return
-        self._give_up()
+        """Let a rank that need not wait go on until it must."""
+        waiting = self._waiting
+        ready = [r for r in self.alive if r not in waiting or waiting[r].is_done]
+        if not ready:
+            self._give_up()
+            return
+        rank = self._group.pick(ready)
+        ticket = waiting.pop(rank, None)
+        self._advance(rank, None if ticket is None else ticket.answer)
 
     def _advance(self, rank: int, answer: Any, error: SparsewireError | None = None) -> None:
         run = self.alive[rank]
@@ -130,6 +141,8 @@ class _Turns(Generic[Result]):
             self.results[rank] = end.value
             del self.alive[rank]
         except SparsewireError as raised:
+            if isinstance(raised, ExchangeError) and not raised.is_agreed:
+                self._group.broken = self._group.broken or raised
             if self._raises:
                 raise
             self.errors[rank] = raised
@@ -178,12 +191,8 @@ def answer_all(requests: Sequence[Request]) -> list[Any]:
         return [payloads] * len(requests)
     if first.op == "all_to_all":
         return [[payload[rank] for payload in payloads] for rank in range(len(requests))]
-    if first.op == "broadcast":
-        return [payloads[first.root]] * len(requests)
-    total = payloads[0].clone()
-    for payload in payloads[1:]:
-        total += payload
-    return [total.clone() for _ in requests]
+    told = payloads[first.root]  # which that rank may write to while others still read
+    return [told if rank == first.root else told.clone() for rank in range(len(requests))]
 
 
 def _different() -> DisagreementError:

@@ -7,7 +7,9 @@ the deadline passes, or when a signal arrives or another rank reports that the g
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
+import os
 import queue
 import threading
 import time
@@ -18,12 +20,12 @@ import torch
 
 from ..errors import ExchangeError, SparsewireError
 from .distributed import DistributedGroup
+from .liveness import GRACE, Liveness
 from .signals import Listener
 
 log = logging.getLogger("sparsewire.thread")
 
 POLL = 0.5  # seconds between looks at the store and the clock
-GRACE = 5.0  # seconds that the backend's own deadline gets to speak first
 
 
 class Promise:
@@ -51,6 +53,56 @@ class Promise:
             self.future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))  # type: ignore[arg-type]
 
 
+class Watch:
+    """Decides when an exchange has failed: at the deadline, by others' reports, or on Ctrl-C.
+
+    It has no threads, and its clock and store are those of `liveness`. `on_failure` is called once
+    with the error that ended the group, from whichever thread saw it.
+    """
+
+    def __init__(self, liveness: Liveness, on_failure: Callable[[SparsewireError], None]) -> None:
+        self.broken: SparsewireError | None = None
+        self._liveness = liveness
+        self._on_failure = on_failure
+        self._lock = threading.Lock()
+
+    def fail(self, error: SparsewireError, level: int = logging.ERROR) -> None:
+        """The group is broken for good; the first reason counts, and is logged."""
+        with self._lock:
+            if self.broken is not None:
+                return
+            self.broken = error
+        try:
+            self._on_failure(error)  # before all else: somebody waits for it
+        finally:
+            self._liveness.given_up = True
+        log.log(level, "%s", error)
+
+    def check_deadline(self) -> None:
+        """Break off an exchange that takes too long. Never waits for the store or the network."""
+        elapsed, limit = self._liveness.progress.elapsed, self._liveness.timeout + GRACE
+        if elapsed is not None and elapsed > limit:
+            stall = TimeoutError(f"nothing moved for {limit:.0f} seconds")
+            self.fail(self._liveness.failure(stall))
+
+    def check_reports(self) -> None:
+        """Look whether another rank reports a failure. May block in the store for ever."""
+        try:
+            note = self._liveness.alarmed()
+        except RuntimeError:
+            # no store any more: only worth a word while something waits for the others
+            is_busy = self._liveness.progress.elapsed is not None
+            note = "the watcher: the store is out of reach" if is_busy else None
+        if note is not None:
+            self.fail(self._liveness.failure(RuntimeError(f"reported by {note}")))
+
+    def interrupt(self) -> None:
+        """Break off what is under way, if anything is."""
+        progress = self._liveness.progress
+        if progress.elapsed is not None:
+            self.fail(ExchangeError(f"{progress.doing} was interrupted by Ctrl-C"))
+
+
 class ExchangeThread:
     """Runs jobs one after another on a thread of its own, and breaks off when nothing moves.
 
@@ -59,87 +111,73 @@ class ExchangeThread:
 
     def __init__(self, group: DistributedGroup, on_failure: Callable[[SparsewireError], None]):
         self.group = group
-        self.broken: SparsewireError | None = None
-        self._on_failure = on_failure
+        self._watch = Watch(group.liveness, on_failure)
         self._jobs: queue.SimpleQueue[tuple[str, Callable[[], None]] | None] = queue.SimpleQueue()
-        self._job: tuple[str, float] | None = None  # what runs now, and since when
-        self._lock = threading.Lock()
         self._stop = threading.Event()
         self._threads = [
             threading.Thread(target=self._work, name="sparsewire-exchange", daemon=True),
-            threading.Thread(target=self._watch, name="sparsewire-clock", daemon=True),
+            threading.Thread(target=self._look_at_clock, name="sparsewire-clock", daemon=True),
             threading.Thread(target=self._listen, name="sparsewire-reports", daemon=True),
         ]
-        self._listener = Listener(self._interrupt)
+        group.liveness.progress.enter("finished")  # the meeting
+        self._listener = Listener(self._watch.interrupt)
         for thread in self._threads:
             thread.start()
         _running.add(self)
+
+    @property
+    def broken(self) -> SparsewireError | None:
+        """The error that ended the group."""
+        return self._watch.broken
 
     def submit(self, what: str, job: Callable[[], None]) -> None:
         """Queue a job; `what` names it in errors."""
         self._jobs.put((what, job))
 
     def stop(self) -> None:
-        """End the threads."""
+        """End the threads, after the job under way unless that takes long."""
         _running.discard(self)
         self._stop.set()
         self._jobs.put(None)
+        self._join()
+        self.group.liveness.given_up = True
+        self._join()
+
+    def _join(self) -> None:
+        end = time.monotonic() + 2 * POLL
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(timeout=2 * POLL)
-
-    def fail(self, error: SparsewireError) -> None:
-        """The group is broken for good; the first reason counts."""
-        with self._lock:
-            if self.broken is not None:
-                return
-            self.broken = error
-        log.error("%s", error)
-        self._on_failure(error)
+                thread.join(timeout=max(0.0, end - time.monotonic()))
 
     def _work(self) -> None:
-        while (entry := self._jobs.get()) is not None and not self._stop.is_set():
+        while self.broken is None and (entry := self._jobs.get()) and not self._stop.is_set():
             what, job = entry
-            self._job = (what, time.monotonic())
             self.group.doing = what
             try:
                 job()
             except SparsewireError as error:
-                self.fail(error)
-            except Exception as error:
-                self.fail(self.group.failure(error))
-            finally:
-                self._job = None
+                self._fail(error)
+            except BaseException as error:  # whoever waits must hear of it, whatever it is
+                self._fail(self.group.failure(error))
+            else:
+                self.group.liveness.progress.enter("finished")
 
-    def _watch(self) -> None:
-        """Enforce the deadline. Touches neither the store nor the network, which may both block."""
-        limit = self.group.timeout + GRACE
+    def _fail(self, error: SparsewireError) -> None:
+        self._watch.fail(error, logging.DEBUG if self._stop.is_set() else logging.ERROR)
+
+    def _look_at_clock(self) -> None:
         while self.broken is None and not self._stop.wait(POLL):
-            job = self._job
-            if job is not None and time.monotonic() - job[1] > limit:
-                stall = TimeoutError(f"nothing moved for {limit:.0f} seconds")
-                self.fail(self.group.failure(stall))
+            self._watch.check_deadline()
 
     def _listen(self) -> None:
         """Look for reports of other ranks in the store. May block there for ever: nobody waits."""
-        liveness = self.group.liveness
-        if liveness is None:
+        if self.group.size == 1:
             return
         while self.broken is None and not self._stop.wait(POLL):
-            try:
-                note = liveness.alarmed()
-            except RuntimeError:
-                # no store any more: only worth a word while something waits for the others
-                note = "the watcher: the store is out of reach" if self._job else None
-            if note is not None:
-                self.fail(self.group.failure(RuntimeError(f"reported by {note}")))
+            self._watch.check_reports()
         if self.broken is not None:
-            liveness.answer()  # and no more: a thread that stays in the store aborts the process
-
-    def _interrupt(self) -> None:
-        job = self._job
-        if job is not None:
-            self.fail(ExchangeError(f"{job[0]} was interrupted by Ctrl-C"))
+            with contextlib.suppress(RuntimeError):
+                self.group.liveness.answer()  # and no more
 
 
 _running: weakref.WeakSet[ExchangeThread] = weakref.WeakSet()
@@ -150,3 +188,6 @@ def _stop_all() -> None:
     """Threads that wake up inside a dying interpreter would abort the process."""
     for thread in list(_running):
         thread.stop()
+
+
+os.register_at_fork(after_in_child=_running.clear)  # a child has none of these threads

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,8 +10,10 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Work as BackendWork
 
 ONE_HOP = 1 << 22  # bytes that a rank gets from all others at once; more go around in a ring
+SLICE = datetime.timedelta(seconds=0.1)  # of a wait; then somebody looks whether to go on with it
 
 
 def gather_hops(nbytes: int, size: int) -> int:
@@ -59,7 +62,7 @@ class Transport:
             (self._at_once, self._in_pairs), torch.empty_like(probe), probe
         )
         # Gloo's all-gather wakes every rank up for each of W − 1 hops, which costs more than bytes
-        self._hops = "gloo" in str(dist.get_backend_config(group)) and device.type == "cpu"
+        self._is_gloo = "gloo" in str(dist.get_backend_config(group)) and device.type == "cpu"
 
     @staticmethod
     def _first_of(
@@ -78,7 +81,7 @@ class Transport:
 
     def gather(self, output: Tensor, payload: Tensor) -> Work:
         """Put every rank's payload into `output`, in rank order."""
-        if self._hops and gather_hops(payload.nbytes, self._size) == 1:
+        if self._is_gloo and gather_hops(payload.nbytes, self._size) == 1:
             return self._deliver(output.view(self._size, -1), payload.repeat(self._size, 1))
         return self._gather(output, payload)
 
@@ -92,10 +95,23 @@ class Transport:
         work: Work = dist.broadcast(payload, source, group=self._group, async_op=True)
         return work
 
-    def add_up(self, payload: Tensor) -> Work:
-        """Put the sum of all ranks' payloads into every rank's."""
-        work: Work = dist.all_reduce(payload, group=self._group, async_op=True)
-        return work
+    def wait(self, work: Work, is_given_up: Callable[[], bool]) -> bool:
+        """Wait for the end of something, or until it is given up; returns whether it has ended.
+
+        A thread that is still inside Gloo when the interpreter exits would abort the process.
+        """
+        if not (self._is_gloo and isinstance(work, BackendWork)):
+            work.wait()  # on a GPU this makes the stream wait, not the thread
+            return True
+        while not is_given_up():
+            try:
+                work.wait(SLICE)
+                return True
+            except RuntimeError:
+                if work.is_completed():
+                    work.wait()  # raises again what went wrong, unless it has just gone well
+                    return True
+        return False
 
     def _into_one(self, output: Tensor, payload: Tensor) -> Work:
         work: Work = self._single(output, payload, group=self._group, async_op=True)

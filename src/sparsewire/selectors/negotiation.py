@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..codecs import Bitmap
 from ..layout import ProposalLayout
-from ..message import FINE, REASONS, Context, first_corruption
+from ..message import FINE, NEGOTIATION, REASONS, Context, first_corruption
 from ..requests import Routine, all_gather, broadcast, broadcast_traffic, gather_traffic
 from ..segments import Segments
 from ..sums import reduce_traffic, sum_over_ranks
@@ -65,7 +65,7 @@ class Negotiation:
     work: Workspace
 
     def __post_init__(self) -> None:
-        self.context = replace(self.context, is_negotiation=True)
+        self.context = replace(self.context, purpose=NEGOTIATION)
         self.world_size = self.plan.world_size
         self.leader = self.context.step % self.world_size
         self.turn = (self.rank - self.leader) % self.world_size  # this rank's place; 0 leads

@@ -260,7 +260,6 @@ WRONG_WORDS = [
     ("--target 97", "--target must be between 0 and 1"),
     ("--model gpt --target -1", "--target must be above 0"),
     ("--model gpt --hidden 64 32", "--hidden widths of gpt must be alike"),
-    ("--model gpt --data nowhere.txt", "nowhere.txt is no file"),
     ("--schemes 'updates every 0 TopK(0.01)'", "every is at least 1"),
     ("--hosts 1", "--hosts must be at least 2"),
     ("--rate fast", "--rate: 'fast' is no rate"),
@@ -282,6 +281,12 @@ def test_wrong_words(capsys: pytest.CaptureFixture[str], words: str, reason: str
     assert shown.out == ""
     assert shown.err.count("\n") == 1
     assert reason in shown.err
+
+
+def test_a_text_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--hosts", "2", "--model", "gpt", "--data", "nowhere.txt"]
+    assert main(["bench", "train", *words]) == 1
+    assert "nowhere.txt is no file" in capsys.readouterr().err
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:

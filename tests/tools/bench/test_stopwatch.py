@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from sparsewire.adapters.updates import SAMPLE
 from sparsewire.counters import STAGES
+from sparsewire.message import bytes_with_checksum
 from sparsewire.tools.bench.contenders import COMPUTE, DENSE, Entry
 from sparsewire.tools.bench.stopwatch import PARTS, Marks, Step, split, steps
 from tests.cluster import Cluster
@@ -116,7 +117,8 @@ def test_contenders_follow_each_other_on_one_model(two: Cluster) -> None:
         assert dense["sent"] == 4 * 4 * (64 * 256 + 256 + 256 * 4 + 4)  # a ring of two
         assert 0 < sparse["sent"] < dense["sent"]
         assert 0 < low_rank["sent"] < dense["sent"]
-        assert updates["sent"] == sparse["sent"] + 2 * 4 * SAMPLE  # compared in rounds 1 and 2
+        compared = 2 * bytes_with_checksum(4 * SAMPLE)  # in rounds 1 and 2
+        assert updates["sent"] == sparse["sent"] + compared
         assert alone["sent"] == again["sent"] == 0
         for turn in (alone, again):
             assert all(not any(step.busy.values()) for step in turn["taken"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,60 @@ def test_files_are_private_and_nothing_else_is_left(plan: Plan) -> None:
     names = {file.name for file in folder.iterdir()}
     assert names == {"model.pt", "wire-0.pt", "wire-1.pt", "manifest.json"}
     assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o600}
+
+
+def test_what_a_killed_run_left_is_removed_at_the_next_save(plan: Plan, tmp_path: Path) -> None:
+    save(plan, 10)
+    (save(plan, 20) / "manifest.json").unlink()  # killed while it wrote
+    (tmp_path / "step-00000030").mkdir()
+    for name in (".wire-0.pt.123", "wire-7.pt"):
+        (tmp_path / "step-00000030" / name).write_bytes(b"half")
+    (save(plan, 40) / "manifest.json").unlink()  # another rank may be at it already
+    kept = {"model.pt", "wire-0.pt", "wire-1.pt", "manifest.json"}
+    assert {file.name for file in save(plan, 30).iterdir()} == kept
+    names = {folder.name for folder in tmp_path.iterdir()}
+    assert names == {"step-00000010", "step-00000030", "step-00000040"}
+    assert checkpoint.to_resume(plan, 2).step == 30
+
+
+def test_folders_are_on_disk_before_the_checkpoint_counts(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, fsync = [], os.fsync
+
+    def note(descriptor: int) -> None:
+        place = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced.append((place, (tmp_path / "step-00000010" / "manifest.json").exists()))
+        fsync(descriptor)
+
+    monkeypatch.setattr("os.fsync", note)
+    folder = save(plan, 10)
+    assert (tmp_path, False) in synced
+    assert synced[-1] == (folder, True)
+
+
+@pytest.mark.parametrize("name", ["step-00000010", "step-00000010/model.pt"])
+def test_symbolic_links_are_refused(plan: Plan, tmp_path: Path, name: str) -> None:
+    elsewhere = tmp_path.with_name(f"{tmp_path.name}-elsewhere")
+    path = save(plan, 10).parent / name
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+    with pytest.raises(CommandError, match=f"{path} is a symbolic link, which"):
+        checkpoint.to_resume(plan, 2).verify()
+
+
+def test_no_file_is_written_through_a_link(plan: Plan, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    folder = tmp_path / "step-00000010"
+    folder.mkdir()
+    (folder / "model.pt").symlink_to(victim)
+    (folder / f".model.pt.{os.getpid()}").symlink_to(victim)
+    assert {file.is_symlink() for file in save(plan, 10).iterdir()} == {False}
+    assert victim.read_text() == "mine"
+    (tmp_path / "step-00000020").symlink_to(tmp_path, target_is_directory=True)
+    with pytest.raises(CommandError, match="step-00000020 is a symbolic link"):
+        checkpoint.write_file(tmp_path, 20, "model.pt", {})
 
 
 def test_without_manifest_it_does_not_count(plan: Plan) -> None:

@@ -86,10 +86,9 @@ def subject(of: Setting, model: Mapping[str, Any]) -> str:
     """What was trained, and when."""
     examples = model["examples"]
     batch = f", {plural(examples, 'example')} per host and step" if examples else ""
-    return (
-        f'<p class="soft">{escape(model["name"])}: {plural(model["parameters"], "parameter")} in '
-        f"{plural(model['tensors'], 'tensor')}{batch}. {prose(of.created[:10])}.</p>"
-    )
+    size = f"{plural(model['parameters'], 'parameter')} in {plural(model['tensors'], 'tensor')}"
+    told = escape(f"{model['name']}: {size}{batch}.")
+    return f'<p class="soft">{told} {prose(of.created[:10])}.</p>'
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

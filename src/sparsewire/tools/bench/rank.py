@@ -7,8 +7,9 @@ a sign of life, "measured" with all steps of a turn, "failed" for a contender th
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
 
@@ -116,10 +117,26 @@ class _Course:
 
     def _merge(self, mine: list[_Sample]) -> list[dict[str, Any]]:
         """On rank 0, every step as the mean over all ranks."""
-        world_size = dist.get_world_size()
-        found: list[list[_Sample]] | None = [[]] * world_size if dist.get_rank() == 0 else None
-        dist.gather_object(mine, found)
-        return [_mean(list(ranks)) for ranks in zip(*found, strict=True)] if found else []
+        found = _collect(json.dumps([(asdict(s.step), s.payload, s.wire) for s in mine]))
+        if dist.get_rank() != 0:
+            return []
+        told = [json.loads(text) for text in found]
+        ranks = [[_Sample(Step(**step), *sent) for step, *sent in each] for each in told]
+        return [_mean(list(samples)) for samples in zip(*ranks, strict=True)]
+
+
+def _collect(text: str) -> list[str]:
+    """Every rank's text, on all ranks: as bytes, since pickled objects could run code."""
+    mine = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    sizes = [torch.tensor(0) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor(mine.numel()))
+    longest = int(max(sizes))
+    padded = torch.cat([mine, mine.new_zeros(longest - mine.numel())])
+    rows = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(rows, padded)
+    return [
+        bytes(row[: int(size)].tolist()).decode() for row, size in zip(rows, sizes, strict=True)
+    ]
 
 
 def _mean(ranks: list[_Sample]) -> dict[str, Any]:
@@ -157,8 +174,7 @@ def _compare(workload: Workload, name: str) -> None:
     for key, parameter in workload.model.named_parameters():
         total = float(parameter.detach().double().sum())
         digest.update(f"{key} {tuple(parameter.shape)} {parameter.dtype} {total}".encode())
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, digest.hexdigest())
+    found = _collect(digest.hexdigest())
     for rank, other in enumerate(found):
         if other != found[0]:
             raise WorkloadError(

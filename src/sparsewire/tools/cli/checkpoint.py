@@ -5,7 +5,8 @@
                       manifest.json  written last: without it the checkpoint does not exist
 
 Every file is written beside its place, synced, then renamed; the manifest holds its SHA-256,
-which is compared before anything is loaded. The newest two are kept.
+which is compared before anything is loaded. The newest two are kept, and what a killed run left
+unfinished is removed when the next checkpoint is complete. Symbolic links are not followed.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class Checkpoint:
     def _checked(self, name: str) -> bytes:
         path = self.folder / name
         remedy = f"remove {self.folder} to go on from the checkpoint before it"
+        _refuse_link(path)
         try:
             content = path.read_bytes()
         except OSError as error:
@@ -120,6 +122,7 @@ def refuse_to_overwrite(directory: Path) -> None:
 def write_file(directory: Path, step: int, name: str, state: dict[str, Any]) -> str:
     """Write one file of the checkpoint of `step` and return its SHA-256."""
     folder = _folder(directory, step)
+    _refuse_link(folder)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     buffer = io.BytesIO()
     torch.save(state, buffer)
@@ -137,12 +140,20 @@ def complete(directory: Path, step: int, files: dict[str, str], plan: Plan, work
         "identity": plan.identity(),
         "files": files,
     }
-    _write(_folder(directory, step) / _MANIFEST, json.dumps(manifest, indent=2).encode())
-    done = [folder for folder in _folders(directory) if (folder / _MANIFEST).exists()]
-    for folder in done[:-_KEPT]:
-        # Without its manifest a half-removed checkpoint no longer counts.
-        (folder / _MANIFEST).unlink()
-        shutil.rmtree(folder)
+    folder = _folder(directory, step)
+    _sync(directory)  # where the folder is new
+    _write(folder / _MANIFEST, json.dumps(manifest, indent=2).encode())
+    for left in folder.iterdir():  # by a run that was killed while it wrote
+        if left.name not in {*files, _MANIFEST}:
+            left.unlink()
+    # Other ranks may have begun with the next checkpoint, so only older ones are touched.
+    older = [each for each in _folders(directory) if each.name < folder.name]
+    done = [each for each in older if (each / _MANIFEST).exists()]
+    for each in older:
+        if each not in done[1 - _KEPT :]:
+            # Without its manifest a half-removed checkpoint no longer counts.
+            (each / _MANIFEST).unlink(missing_ok=True)
+            shutil.rmtree(each)
 
 
 def check_writable(directory: Path) -> None:
@@ -168,11 +179,24 @@ def _folder(directory: Path, step: int) -> Path:
 
 def _folders(directory: Path) -> list[Path]:
     """All checkpoint folders, oldest first; their names sort by step."""
-    return sorted(directory.glob("step-" + "[0-9]" * 8))
+    folders = sorted(directory.glob("step-" + "[0-9]" * 8))
+    for folder in folders:
+        _refuse_link(folder)
+    return folders
+
+
+def _refuse_link(path: Path) -> None:
+    """Refuse a symbolic link, by which somebody else could have files read or overwritten."""
+    if path.is_symlink():
+        raise CommandError(
+            f"{path} is a symbolic link, which checkpoints do not follow: remove it, or choose "
+            f"another folder"
+        )
 
 
 def _read_manifest(folder: Path) -> Checkpoint:
     path = folder / _MANIFEST
+    _refuse_link(path)
     try:
         fields = json.loads(path.read_bytes())
         if fields["schema"] != _SCHEMA:
@@ -193,14 +217,20 @@ def _read_manifest(folder: Path) -> Checkpoint:
 def _write(path: Path, content: bytes) -> None:
     """Put `content` at `path` so that it is there as a whole or not at all, even after a crash."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    beside.unlink(missing_ok=True)
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "wb") as stream:
         stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())
     beside.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    """Have a folder's entries on disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)

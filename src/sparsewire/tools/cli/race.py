@@ -43,7 +43,8 @@ def train(options: BenchTrain, command: str = "sparsewire bench train") -> int:
         command: what was typed, for the report.
     """
     usual = USUAL[options.model]
-    names = name_contenders(options.peers, options.schemes or usual.schemes)
+    schemes = usual.schemes if options.schemes is None else options.schemes
+    names = name_contenders(options.peers, schemes)
     rate = None if options.loopback else read_rate(options.rate, "--rate")
     _check(options)
     optimizer = options.optimizer or usual.optimizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +77,11 @@ def _open(path: Path, append: bool) -> BinaryIO:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Without a buffer: a stopped run leaves what it told, and closing cannot fail.
-        return cast(BinaryIO, path.open("ab" if append else "wb", buffering=0))
+        return cast(BinaryIO, open(path, "ab" if append else "wb", buffering=0, opener=_private))
     except OSError as error:
         raise explain_os_error(error, "write metrics to") from None
+
+
+def _private(path: str, flags: int) -> int:
+    """Open a file that, if it is new, nobody else may read."""
+    return os.open(path, flags, 0o600)

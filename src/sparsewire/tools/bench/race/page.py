@@ -41,12 +41,14 @@ def render(race: Race) -> str:
 
 def _body(race: Race) -> Iterator[str]:
     model, goal = race.model, race.goal
+    told = html.escape(
+        f"A {goal.network} with {plural(model['parameters'], 'parameter')} in "
+        f"{plural(model['tensors'], 'tensor')}, {plural(model['examples'], goal.example)} per host "
+        f"and step."
+    )
     yield (
         f"{html.opening(race.setting, headline(race))}"
-        f'<p class="soft">A {goal.network} with {plural(model["parameters"], "parameter")} in '
-        f"{plural(model['tensors'], 'tensor')}, {plural(model['examples'], goal.example)} per "
-        f"host and step. "
-        f"{html.prose(race.setting.created[:10])}.</p>"
+        f'<p class="soft">{told} {html.prose(race.setting.created[:10])}.</p>'
     )
     names = tuple(heading.strip().replace("\n", " ") for heading in HEADINGS)
     yield (

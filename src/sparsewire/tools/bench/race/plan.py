@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-LEARNING_RATES = {"adagrad": 0.005, "sgd": 0.05, "adamw": 0.001}
+LEARNING_RATES = {"adagrad": 0.005, "sgd": 0.05, "adamw": 0.002}
 MOMENTUM = 0.9  # of sgd, without which it gets there late
+WARM_UP = 50  # steps in which the rate of adamw rises
 
 
 @dataclass(frozen=True)

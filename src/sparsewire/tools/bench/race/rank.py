@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from sparsewire.errors import NonFiniteError
 from sparsewire.report import plural
@@ -22,7 +23,7 @@ from sparsewire.report import plural
 from .. import interface
 from ..contenders import Entry
 from ..rank import find_unable
-from .plan import MOMENTUM, Plan
+from .plan import MOMENTUM, WARM_UP, Plan
 from .tasks import GOALS, Task, make
 
 Emit = Callable[[dict[str, Any]], None]
@@ -68,6 +69,7 @@ class _Training:
         self._seconds = 0.0  # of training, on the slowest rank
         self._wire: float | None = 0.0
         self._optimizer = _optimizer(plan, net)
+        self._schedule = LambdaLR(self._optimizer, _rises if plan.optimizer == "adamw" else _stays)
         self._entry = Entry(name, net, self._optimizer, perf_counter, plan.timeout)
 
     def run(self) -> str | None:
@@ -117,6 +119,7 @@ class _Training:
         loss = self._task.loss(self._entry.model, self._step)
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
+        self._schedule.step()
         self._step += 1
         return loss.item()
 
@@ -150,6 +153,15 @@ def _sum(*values: float) -> list[float]:
     total = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(total)
     return [float(value) for value in total]
+
+
+def _rises(step: int) -> float:
+    """The share of the learning rate at a step."""
+    return min(1.0, (step + 1) / WARM_UP)
+
+
+def _stays(step: int) -> float:
+    return 1.0
 
 
 def _optimizer(plan: Plan, net: nn.Module) -> torch.optim.Optimizer:

@@ -12,7 +12,7 @@ from .common import MODELS, RACE_PLACES
 
 _ALL_PEERS = "(default: dense fp16 bf16 powersgd-1 powersgd-4)"
 _BATCHES = "(default: 40 for mnist, 16 for resnet18, 8 for transformer)"
-RACE_RATES = "(default: 0.005 for adagrad, 0.05 for sgd, 0.001 for adamw)"
+RACE_RATES = "(default: 0.005 for adagrad, 0.05 for sgd, 0.002 for adamw)"
 _OF_MODEL = "(default: by --model)"
 BENCH_SCHEMES = (
     "TopK(0.01)",
@@ -105,8 +105,8 @@ class BenchTrain:
     model: Literal["mnist", "gpt"] = "mnist"
     """What is trained: a perceptron on MNIST, or a small GPT on text."""
     schemes: Annotated[
-        tuple[str, ...], arg(metavar="SCHEME [SCHEME ...]", help_behavior_hint=_OF_MODEL)
-    ] = ()
+        tuple[str, ...] | None, arg(metavar="SCHEME [SCHEME ...]", help_behavior_hint=_OF_MODEL)
+    ] = None
     """sparsewire's schemes; 'updates [every H] SCHEME' exchanges updates instead of gradients."""
     peers: Annotated[tuple[str, ...], arg(metavar="PEER [PEER ...]")] = ("dense",)
     """What they race against: dense, fp16, bf16, powersgd-1, powersgd-4, nothing."""

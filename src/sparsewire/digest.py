@@ -1,0 +1,95 @@
+"""A digest of saved state, so that a file that went bad on disk is not taken for numbers.
+
+Tensors are hashed where they lie by the checksum that messages have, so that one changed bit is
+always found. It guards against accidents and not against forgery: whoever can write the file can
+write a matching digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import kernels
+from .errors import StateError
+
+FORMAT = 3
+_WORD = 8  # bytes
+
+
+def seal(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state with its format and its digest, which `verify` compares."""
+    sealed = {**state, "format": FORMAT}
+    return {**sealed, "digest": digest(sealed)}
+
+
+def verify(state: Any) -> None:
+    """Refuse what `seal` has not returned, or what has changed since."""
+    if not isinstance(state, Mapping) or not isinstance(state.get("format"), int):
+        raise StateError(
+            "this is no state of a sparsewire exchange; pass what state_dict() returned"
+        )
+    if state["format"] != FORMAT:
+        raise StateError(
+            f"the saved state has format {state['format']}, and this version of sparsewire reads "
+            f"{FORMAT}: go on with the version that saved it, or begin with an empty memory"
+        )
+    if state.get("digest") != digest(state):
+        raise StateError(
+            "the saved state is not as it was saved: its digest does not match, so that the file "
+            "is corrupt or was edited. Load an older checkpoint, or begin with an empty memory"
+        )
+
+
+def digest(state: Mapping[str, Any]) -> str:
+    """Return 128 bits, in hexadecimal, of all that the state holds beside its own digest."""
+    whole = hashlib.blake2b(digest_size=16)
+    for part in _parts({key: value for key, value in state.items() if key != "digest"}):
+        whole.update(len(part).to_bytes(_WORD, "little") + part)
+    return whole.hexdigest()
+
+
+def _parts(value: Any) -> Iterator[bytes]:
+    """Yield what tells a value apart from others, in an order that no file format changes."""
+    if isinstance(value, Tensor):
+        yield f"tensor {value.dtype} {tuple(value.shape)} {value.layout}".encode()
+        if value.layout == torch.strided and not value.is_meta:
+            yield int(checksum(value)).to_bytes(_WORD, "little", signed=True)
+    elif isinstance(value, Mapping):
+        yield f"mapping {len(value)}".encode()
+        for key in sorted(value, key=_name):
+            yield _name(key).encode()
+            yield from _parts(value[key])
+    elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        yield f"sequence {len(value)}".encode()
+        for each in value:
+            yield from _parts(each)
+    else:
+        yield _name(value).encode()
+
+
+def _name(value: object) -> str:
+    """A plain value in words; of all else, such as an optimizer's own objects, the type."""
+    if isinstance(value, (bool, str, bytes)):
+        return f"{type(value).__name__} {value!r}"
+    if isinstance(value, int):
+        return f"int {int(value)}"
+    return f"float {float(value)!r}" if isinstance(value, float) else type(value).__name__
+
+
+def checksum(tensor: Tensor) -> Tensor:
+    """Return 64 bits, on the tensor's device, that change when any bit of the tensor does."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    if flat.storage_offset() * flat.itemsize % _WORD:
+        flat = flat.clone()
+    data = flat.view(torch.uint8)
+    end = data.numel() // _WORD * _WORD
+    rest = data.new_zeros(_WORD)
+    rest[: data.numel() - end] = data[end:]
+    if not end:
+        return rest.view(torch.int64)[0]
+    return kernels.on(data.device).checksum(data[:end], tensor.numel()) ^ rest.view(torch.int64)[0]

@@ -1,0 +1,194 @@
+"""The ranks of one machine that take part in an exchange as one.
+
+Their gradients are averaged, the first rank, the leader, exchanges the average with the leaders of
+other machines, and all ranks get what the leader got. Every message has a checksum, whose key says
+to which step and bucket it belongs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from . import errors
+from .errors import ExchangeError, SparsewireError
+from .message import (
+    CHECKSUM,
+    CHECKSUM_BYTES,
+    FINE,
+    INTRA_NODE,
+    REASONS,
+    Context,
+    Header,
+    add_checksum,
+    bytes_with_checksum,
+    corruption_code,
+    gather_checked,
+    gather_headers,
+    local_corruption_code,
+    local_difference,
+    matches_checksum,
+)
+from .randomness import fold
+from .requests import Routine, broadcast
+from .sums import sum_over_ranks
+from .workspace import Workspace
+
+NOTE_BYTES = 2048  # in which a leader tells its machine how an exchange ended
+
+
+class Machine:
+    """One rank's part in the exchanges of its machine during one step.
+
+    What this rank finds corrupt is kept by exchange, until `gather_corruption` tells the leader.
+
+    Arguments:
+        rank: on this machine; 0 leads.
+        size: how many ranks the machine has.
+        dtype: in which gradients are added up; the gradient's own type if None.
+        work: buffers.
+    """
+
+    def __init__(self, rank: int, size: int, dtype: torch.dtype | None, work: Workspace) -> None:
+        self.rank = rank
+        self.size = size
+        self._dtype = dtype
+        self._work = work
+        self._corruption: list[Tensor] = []
+
+    def compare(self, header: Header) -> Routine[int]:
+        """Return what the ranks of the machine disagree on, as a header tells other leaders."""
+        own = replace(header, rank=self.rank)
+        return local_difference((yield from gather_headers(own, "intra_node")))
+
+    def average(self, flat: Tensor, context: Context) -> Routine[None]:
+        """Replace a flat gradient by the mean over the machine."""
+        dtype = self._dtype or flat.dtype
+        total = yield from sum_over_ranks(
+            flat.to(dtype),
+            dtype,
+            replace(context, purpose=INTRA_NODE),
+            self.rank,
+            self.size,
+            self._work,
+            1 / self.size,
+            "intra_node",
+            out=flat if flat.dtype == dtype else None,
+        )
+        if flat.dtype != dtype:
+            flat.copy_(total.values)
+        self._corruption.append(total.corruption)
+
+    def follow(
+        self, routine: Routine[Tensor], payload: Tensor, context: Context
+    ) -> Routine[tuple[Tensor, Tensor]]:
+        """Run a routine on the leader, and return the bytes that it returns on all ranks.
+
+        Every error that it raises on the leader is raised on all ranks.
+
+        Arguments:
+            routine: runs on the leader only.
+            payload: as many bytes, on the device where the result is wanted.
+            context: which no other routine is run under.
+
+        Returns:
+            The bytes, and whether they arrived as they were sent, which is noted.
+        """
+        nbytes, key = payload.numel(), fold(context.common, INTRA_NODE)
+        size = NOTE_BYTES + bytes_with_checksum(nbytes)
+        message = self._work.buffer("machine", size, payload.device)
+        error: Exception | None = None
+        if self.rank == 0:
+            try:
+                body = message[NOTE_BYTES:]
+                body[:nbytes] = yield from routine
+                body[nbytes:] = 0
+                add_checksum(body, key)
+            except Exception as raised:
+                error = raised
+            message[:NOTE_BYTES] = _write_note(error)
+        told = yield broadcast(message, 0, "intra_node")
+        error = error or _read_note(told[:NOTE_BYTES], context)
+        if error is not None:
+            raise error
+        is_fine = matches_checksum(told[NOTE_BYTES:], key)
+        self._note(torch.where(is_fine, FINE, corruption_code(0, CHECKSUM)))
+        return told[NOTE_BYTES : NOTE_BYTES + nbytes], is_fine
+
+    def _note(self, corruption: Tensor) -> None:
+        """Keep the first corruption of an exchange."""
+        first = self._corruption[-1]
+        corruption = corruption.to(first.device)
+        self._corruption[-1] = torch.where(first == FINE, corruption, first)
+
+    def gather_corruption(self, context: Context) -> Routine[list[int]]:
+        """Return what any rank of the machine found corrupt, as a code for each exchange.
+
+        Raises on the leader alone if it cannot read what another rank found.
+        """
+        own = torch.stack(self._corruption).cpu()
+        rows, corruption = yield from gather_checked(
+            own.view(torch.uint8),
+            replace(context.status, purpose=INTRA_NODE),
+            self.rank,
+            "intra_node",
+        )
+        if self.rank == 0 and int(corruption) != FINE:
+            raise unreadable(int(corruption) // len(REASONS), context)
+        found = torch.stack(rows).view(torch.int64)
+        return [_first_code(codes) for codes in found.T.tolist()]
+
+
+def _first_code(codes: Sequence[int]) -> int:
+    """Return a machine's code for what its ranks found in one exchange, a code for each rank."""
+    for receiver, code in enumerate(codes):
+        if code != FINE:
+            return local_corruption_code(code // len(REASONS), receiver)
+    return FINE
+
+
+def _write_note(error: Exception | None) -> Tensor:
+    """Return an error as a message of a fixed size; empty for none.
+
+    Every rank can read it, even one that is at another step.
+    """
+    text = ""
+    if isinstance(error, SparsewireError):
+        kind = next(base for base in type(error).__mro__ if base.__name__ in _ERRORS)
+        text = f"{kind.__name__}\n{error}"
+    elif error is not None:
+        text = f"ExchangeError\nthe leader of this machine met {type(error).__name__}: {error}"
+    data = text.encode()[: NOTE_BYTES - CHECKSUM_BYTES].ljust(NOTE_BYTES, b"\0")
+    return add_checksum(torch.frombuffer(bytearray(data), dtype=torch.uint8), 0)
+
+
+def _read_note(note: Tensor, context: Context) -> SparsewireError | None:
+    """Return the error that a leader told its machine of, if any."""
+    note = note.cpu()
+    if not bool(matches_checksum(note, 0)):
+        return unreadable(0, context)
+    text = note[:-CHECKSUM_BYTES].numpy().tobytes().rstrip(b"\0").decode(errors="ignore")
+    if not text:
+        return None
+    name, _, words = text.partition("\n")
+    error: SparsewireError = _ERRORS[name](words)
+    return error
+
+
+def unreadable(sender: int, context: Context) -> ExchangeError:
+    """Return the error of a rank that alone cannot read what another rank of its machine sent."""
+    return ExchangeError(
+        f"what rank {sender} of this machine told at step {context.step}, bucket {context.bucket}, "
+        f"arrived corrupt, or the ranks are not at the same step. The other ranks may have gone "
+        f"on, so the group is broken: restart all ranks from a checkpoint"
+    )
+
+
+_ERRORS = {
+    kind.__name__: kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, SparsewireError)
+}

@@ -1,0 +1,1 @@
+"""Whole groups of ranks in one thread, under schedules that a seed decides."""
