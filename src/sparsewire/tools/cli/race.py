@@ -69,7 +69,8 @@ def train(options: BenchTrain, command: str = "sparsewire bench train") -> int:
         place(options.hosts, rate, options.loopback) as site,
     ):
         session = _Session(plan, progress, options.debug)
-        given = {**arguments(command, options), **plan.to_dict()}
+        given = {**plan.to_dict(), "data": options.data and str(options.data)}
+        given = {**arguments(command, options), **given}
         race = session.run(site, rate, Setting.here(given))
     _write(options, race)
     return 0
