@@ -19,7 +19,8 @@ from .base import Attached
 from .ddp import SparseHookState
 from .hook import register
 from .model import find_ddp, is_adaptive, search_ddp
-from .optimizer import Optimizers, SparseUpdates
+from .optimizer import SparseUpdates
+from .options import Optimizers
 from .updates import StepAhead
 
 log = logging.getLogger("sparsewire")

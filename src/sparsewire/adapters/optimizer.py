@@ -37,7 +37,6 @@ from ..groups import Alone, drive
 from ..groups.distributed import DistributedGroup
 from ..groups.hierarchy import IntraNode
 from ..groups.thread import ExchangeThread
-from ..memory import MomentumCorrection
 from ..report import Report
 from ..scheme import AnyScheme, as_scheme
 from ..selectors import Selector
@@ -46,14 +45,15 @@ from ..state import check_numbers
 from .audit import Audit
 from .base import Attached, leave, meet
 from .hook import activate, check_is_free, deactivate, register
-from .model import check_nonfinite, check_optimizer, check_scaler, named_parameters, search_ddp
+from .model import check_nonfinite, check_scaler, named_parameters, search_ddp
+from .options import Optimizers, check_ahead, check_memory, check_optimizers, check_whole
+from .scaling import WatchedScaler
 from .shown import Shown
 from .updates import StepAhead, Updates
 from .weights import check_outer
 
 log = logging.getLogger("sparsewire.updates")
 
-Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 Found = tuple[NonFinite | None, float]
 
 
@@ -89,11 +89,11 @@ class SparseUpdates(Attached):
             raise AttachError(f"attach() needs a module, not {type(module).__name__}")
         chosen = as_scheme(scheme)
         parameters = named_parameters(module)
-        optimizers = _check_optimizers(optimizer, parameters)
-        _check_memory(chosen)
-        _check_whole("every", every, 1)
-        _check_whole("delay", delay, 0, 1)
-        step_ahead = _check_ahead(step_ahead, chosen, intra_node is not None)
+        optimizers = check_optimizers(optimizer, parameters)
+        check_memory(chosen)
+        check_whole("every", every, 1)
+        check_whole("delay", delay, 0, 1)
+        step_ahead = check_ahead(step_ahead, chosen, intra_node is not None)
         check_outer(outer, parameters)
         check_nonfinite(on_nonfinite)
         scaler = check_scaler(scaler)
@@ -156,7 +156,7 @@ class SparseUpdates(Attached):
             self._hooks.append(each.register_step_pre_hook(self._before_step))
             self._hooks.append(each.register_step_post_hook(self._after_step))
         if scaler is not None:
-            self._hooks.append(_Watched(scaler, self._after_scaler))
+            self._hooks.append(WatchedScaler(scaler, self._after_scaler))
         self._module = weakref.ref(module)
         self._ddp = None if ddp is None else weakref.ref(ddp)
         if self._thread is not None:  # if the model goes without a detach
@@ -512,37 +512,6 @@ class SparseUpdates(Attached):
 _attached: weakref.WeakKeyDictionary[nn.Module, SparseUpdates] = weakref.WeakKeyDictionary()
 
 
-class _Watched:
-    """Tells who asks whether a GradScaler's `step` called the optimizer's."""
-
-    def __init__(self, scaler: torch.amp.GradScaler, tell: Any) -> None:
-        self._scaler, self._tell = scaler, tell
-        self._plain = scaler.step  # which another model may watch as well
-        self._watched = self._step
-        scaler.step = self._watched  # type: ignore[method-assign]
-
-    def _step(self, optimizer: torch.optim.Optimizer, *arguments: Any, **options: Any) -> Any:
-        stepped = False
-
-        def note(*_: object) -> None:
-            nonlocal stepped
-            stepped = True
-
-        hook = optimizer.register_step_post_hook(note)
-        try:
-            result = self._plain(optimizer, *arguments, **options)
-        finally:
-            hook.remove()
-        if self._tell is not None:
-            self._tell(optimizer, stepped)
-        return result
-
-    def remove(self) -> None:
-        self._tell = None
-        if self._scaler.step is self._watched:
-            self._scaler.step = self._plain  # type: ignore[method-assign]
-
-
 def _fail(future: Future[Found], error: BaseException) -> None:
     with suppress(InvalidStateError):
         future.set_exception(error)
@@ -567,58 +536,6 @@ def _load_outer(outer: torch.optim.Optimizer, saved: Any) -> None:
         outer.load_state_dict(deepcopy(saved))  # or it would go on training on what was saved
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise StateError(f"the saved state of the outer optimizer does not fit: {error}") from error
-
-
-def _check_optimizers(
-    optimizer: Optimizers | None, parameters: Mapping[str, nn.Parameter]
-) -> list[torch.optim.Optimizer]:
-    if optimizer is None:
-        raise AttachError(
-            "exchanging updates, which a model without DDP does, needs the optimizer, or a list of "
-            "all that step the model: attach(…, optimizer=optimizer). To exchange gradients, "
-            "attach to DDP(model)"
-        )
-    optimizers: list[Any] = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
-    for each in optimizers:
-        check_optimizer(each, parameters.values())
-    if not optimizers:
-        raise AttachError("optimizer is an empty list: pass those that step the model")
-    return optimizers
-
-
-def _check_memory(scheme: AnyScheme) -> None:
-    if isinstance(scheme.memory, MomentumCorrection):
-        raise AttachError(
-            "MomentumCorrection is for communicate='gradients': updates have the optimizer's own "
-            "momentum in them already; use memory=ErrorFeedback()"
-        )
-
-
-def _check_whole(name: str, value: object, least: int, most: int | None = None) -> None:
-    fits = isinstance(value, int) and not isinstance(value, bool) and value >= least
-    if not fits or (most is not None and isinstance(value, int) and value > most):
-        bound = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise AttachError(f"{name} is a whole number {bound}, not {value!r}")
-
-
-def _check_ahead(
-    step_ahead: StepAhead | None, scheme: AnyScheme, is_hierarchical: bool
-) -> StepAhead:
-    """Return λ: measured, unless said otherwise or there is no residual to be ahead by."""
-    has_residual = bool(scheme.memory.fields) and not is_hierarchical
-    if step_ahead is None:
-        return "auto" if has_residual else 0.0
-    is_number = isinstance(step_ahead, (int, float)) and not isinstance(step_ahead, bool)
-    if step_ahead != "auto" and not (is_number and 0 <= float(step_ahead) <= 1):
-        raise AttachError(f"step_ahead is a share from 0 to 1, or 'auto', not {step_ahead!r}")
-    if step_ahead != 0 and is_hierarchical:
-        raise AttachError(
-            "step_ahead needs every rank's own residual, and with intra_node= one rank of a "
-            "machine keeps it for all: leave step_ahead out"
-        )
-    if step_ahead != 0 and not has_residual:
-        raise AttachError("step_ahead needs a residual, and NoMemory() keeps none: leave it out")
-    return step_ahead
 
 
 def _check_saved(saved: Any, updates: Updates) -> Mapping[str, Any]:

@@ -1,7 +1,8 @@
 """Keeping the memory in the unit of the gradients that are added to it.
 
 A learning-rate drop and a GradScaler's new scale both change what one unit of gradient is worth.
-What is remembered from before is multiplied so that it still means the same.
+What is remembered from before is multiplied so that it still means the same. Where updates are
+exchanged, a GradScaler is only watched.
 """
 
 from __future__ import annotations
@@ -86,3 +87,34 @@ class Scaling:
 def _is_unit(value: Any) -> bool:
     """Whether a memory can be in this unit, and be brought to another one."""
     return isinstance(value, float) and sys.float_info.min <= value < math.inf
+
+
+class WatchedScaler:
+    """Tells who asks whether a GradScaler's `step` called the optimizer's."""
+
+    def __init__(self, scaler: torch.amp.GradScaler, tell: Any) -> None:
+        self._scaler, self._tell = scaler, tell
+        self._plain = scaler.step  # which another model may watch as well
+        self._watched = self._step
+        scaler.step = self._watched  # type: ignore[method-assign]
+
+    def _step(self, optimizer: torch.optim.Optimizer, *arguments: Any, **options: Any) -> Any:
+        stepped = False
+
+        def note(*_: object) -> None:
+            nonlocal stepped
+            stepped = True
+
+        hook = optimizer.register_step_post_hook(note)
+        try:
+            result = self._plain(optimizer, *arguments, **options)
+        finally:
+            hook.remove()
+        if self._tell is not None:
+            self._tell(optimizer, stepped)
+        return result
+
+    def remove(self) -> None:
+        self._tell = None
+        if self._scaler.step is self._watched:
+            self._scaler.step = self._plain  # type: ignore[method-assign]
