@@ -207,6 +207,18 @@ def _mean(numbers: Sequence[float], measure: Measure, sign: str = "") -> str:
     return f"{text} ({len(numbers)})"
 
 
+def _best_on_the_way(found: Mapping[Place, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """Which rows were clearly better at some look than at the end, as where they overfit."""
+    said = []
+    for (row, rate), results in found.items():
+        best = fmean(min(result["curves"][VALID_LOSS.field]) for result in results)
+        end = fmean(result[VALID_LOSS.field] for result in results)
+        if best < end - _CLEARLY:
+            said.append(f"{row} at {rate}: {best:.3f} at its best look, {end:.3f} at the end")
+    return said
+
+
+_CLEARLY = 0.02  # nats
 VALID_LOSS = Measure("valid_loss", "validation loss, nats", is_loss=True, digits=3)
 _PHOTO_RATES = (0.03, 0.1, 0.3)
 _TEXT_RATES = (4e-3, 8e-3, 16e-3)
@@ -235,6 +247,7 @@ GPT = Study(
     },
     seeds={"laptop": (0, 1, 2), "long": (0, 1, 2), "quick": (0,)},
     remarks=_remarks(VALID_LOSS),
+    on_curves=_best_on_the_way,
     score=VALID_LOSS,
     shows_bytes=True,
 )
