@@ -226,7 +226,7 @@ def test_compilers_are_imported_only_in_their_own_folders(path: Path) -> None:
 
 @pytest.mark.parametrize("path", outside("tools.bench", "tools.cli", "papers"), ids=short)
 def test_packages_for_people_only_in_the_command_line(path: Path) -> None:
-    assert not mentions(path, "rich", "tyro", "matplotlib")
+    assert not mentions(path, "rich", "matplotlib")
 
 
 @pytest.mark.parametrize("path", FILES, ids=short)
@@ -362,7 +362,7 @@ BLOCKED = """
 import sys
 
 EXTRAS = {
-    "rich", "tyro", "matplotlib", "numba", "triton", "sentencepiece", "sacrebleu"
+    "rich", "matplotlib", "numba", "triton", "sentencepiece", "sacrebleu"
 }
 
 class Blocker:

@@ -323,7 +323,6 @@ def _commands(name: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def test_command_lines_are_understood() -> None:
-    pytest.importorskip("tyro")
     from sparsewire.tools.cli.options import COMMANDS, GROUPS
     from sparsewire.tools.cli.parse import parse
 

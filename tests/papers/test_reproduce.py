@@ -381,7 +381,7 @@ import runpy, sys
 
 class Blocker:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"rich", "tyro", "matplotlib"}:
+        if name.split(".")[0] in {"rich", "matplotlib"}:
             raise ModuleNotFoundError(f"{name} is blocked", name=name)
 
 sys.meta_path.insert(0, Blocker())

@@ -163,11 +163,10 @@ def test_table_picture_and_page(race: Race, tmp_path: Path) -> None:
 
 def test_command_line_knows_the_learning_rates() -> None:
     """It names them itself, so that --help need not import torch."""
-    pytest.importorskip("tyro")
     from sparsewire.tools.cli.options.bench import RACE_RATES
 
     said = ", ".join(f"{rate:g} for {name}" for name, rate in LEARNING_RATES.items())
-    assert f"(default: {said})" == RACE_RATES
+    assert said == RACE_RATES
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +267,7 @@ WRONG_WORDS = [
     ("--evaluate-every 0", "--evaluate-every must be"),
     ("--limit-steps 0", "--limit-steps must be"),
     ("--lr 0", "--lr must be a positive number"),
-    ("--hidden 0", "--hidden widths must be at least 1"),
+    ("--hidden 0", "--hidden must be at least 1"),
     ("--batch-size 0", "--batch-size must be at least 1"),
     ("--seed -1", "--seed must be in"),
 ]

@@ -80,7 +80,6 @@ def test_an_unknown_peer() -> None:
 
 def test_command_line_knows_the_peers() -> None:
     """It names them itself, so that --help need not import torch."""
-    pytest.importorskip("tyro")
     from sparsewire.tools.cli.options.bench import PEERS
 
     assert set(PEERS) <= set(contenders.SHORT)

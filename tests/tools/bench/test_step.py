@@ -212,7 +212,7 @@ WRONG_WORDS = [
     ("bench step --model json:version", "has no attribute 'version'"),
     ("bench step --model json:__name__", "must be a function of the rank, not str"),
     ("bench step --rates 1gb", "--rates: '1gb' is no rate"),
-    ("bench step --rates", "--rates needs at least one rate"),
+    ("bench step --rates", "--rates needs at least one value"),
     ("bench step --hosts 1", "--hosts must be at least 2"),
     ("bench step --hosts 65", "--hosts 65 is too many"),
     ("bench step --rounds 0", "--rounds must be at least 1"),

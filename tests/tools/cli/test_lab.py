@@ -196,7 +196,7 @@ def test_rates_are_set_from_elsewhere(capfd: pytest.CaptureFixture[str]) -> None
         (["--lab", "c0ffee00"], "--lab says which lab --set is for"),
         (["--loopback"], "--loopback runs a command: write it behind --"),
         (["--", "no-such-program"], "there is no command 'no-such-program' to run"),
-        (["python", "train.py"], "unrecognized"),
+        (["python", "train.py"], "unrecognized argument 'python'; write the command to run"),
     ],
 )
 def test_mistakes(words: list[str], said: str, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,6 @@
 """The command line: `sparsewire train`, `compare`, `list`, `explain`, `lab`, `bench`.
 
-Importing this imports neither torch nor tyro; each command imports what it needs when it runs.
+Importing this imports no torch; each command imports what it needs when it runs.
 """
 
 from __future__ import annotations

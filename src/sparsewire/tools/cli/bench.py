@@ -57,24 +57,12 @@ def _rates(options: BenchStep) -> list[int | None]:
     """The rate of each network, None for unshaped links."""
     if options.loopback:
         return [None]
-    if not options.rates:
-        raise CommandError("--rates needs at least one rate, like 1gbit or none", USAGE)
     return list(dict.fromkeys(read_rate(text, "--rates") for text in options.rates))
 
 
 def _check(options: BenchStep) -> None:
     """Refuse what cannot work before anything starts, each with what would."""
     check_hosts(options.hosts, "--hosts")
-    rules = [
-        (options.hosts >= 2, "--hosts must be at least 2: one alone exchanges nothing"),
-        (options.batch_size is None or options.batch_size >= 1, "--batch-size must be at least 1"),
-        (options.rounds >= 1, f"--rounds must be at least 1, not {options.rounds}"),
-        (options.steps >= 2, f"--steps must be at least 2, not {options.steps}"),
-        (0 < options.timeout < 86400, "--timeout must be in seconds, more than 0, up to a day"),
-    ]
-    for holds, sentence in rules:
-        if not holds:
-            raise CommandError(sentence, USAGE)
     try:
         workloads.check(options.model)
     except WorkloadError as error:

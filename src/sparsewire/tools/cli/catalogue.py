@@ -15,7 +15,6 @@ from ..tasks import mnist, workloads
 from ..tasks.workloads import WorkloadError
 from .errors import USAGE, CommandError
 from .options import Explain, List
-from .plan import LARGEST_EXPLAINED
 
 
 def list_parts(options: List) -> int:
@@ -41,10 +40,6 @@ def list_parts(options: List) -> int:
 def explain(options: Explain) -> int:
     """Print what one scheme sends for a number of parameters or a task's model."""
     scheme = sw.parse(options.scheme)
-    if options.workers < 1:
-        raise CommandError(f"--workers must be at least 1, not {options.workers}", USAGE)
-    if options.every < 1:
-        raise CommandError(f"--every must be at least 1, not {options.every}", USAGE)
     if options.every > 1 and options.communicate == "gradients":
         raise CommandError("--every is for --communicate updates", USAGE)
     explanation = sw.explain(
@@ -60,15 +55,9 @@ def explain(options: Explain) -> int:
 
 def _shapes(options: Explain) -> dict[str, tuple[int, ...]]:
     if options.model == "mnist":
-        if any(width < 1 for width in options.hidden):
-            raise CommandError("--hidden widths must be at least 1", USAGE)
         return mnist.shapes(options.hidden)
     if options.model is not None:
         return _built(options.model)
-    if not 1 <= options.params <= LARGEST_EXPLAINED:
-        raise CommandError(
-            f"--params must be in 1 to {LARGEST_EXPLAINED:,}, not {options.params:g}", USAGE
-        )
     # Two dimensions, since vectors are left dense by default.
     return {"parameters": (1, int(options.params))}
 

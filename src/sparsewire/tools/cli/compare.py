@@ -36,8 +36,6 @@ def compare(options: Compare) -> int:
     check(options)
     if under_torchrun():
         raise CommandError("compare starts its own workers: run it without torchrun", USAGE)
-    if not options.schemes:
-        raise CommandError("--schemes needs at least one scheme", USAGE)
     made = plans(options, options.schemes, options.workers)
     _make_folder(options.out)
     record = Recorder(options.out / "metrics.jsonl", append=False, quiet=options.quiet)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from .errors import FAILED, USAGE, CommandError, explain_os_error
 
-_EXTRA = ("tyro", "rich", "matplotlib")
+_EXTRA = ("rich", "matplotlib")
 _INTERRUPTED = 130
 
 

@@ -1,24 +1,26 @@
-"""From command-line words to one of the dataclasses in `options`, by way of tyro.
+"""From command-line words to one of the dataclasses in `options`, by way of argparse.
 
-tyro draws its complaints as boxes; here they become one sentence and exit code 2, like every
-other mistake that the command line reports.
+A mistake becomes one sentence and exit code 2, like every other one that the command line reports.
 """
 
 from __future__ import annotations
 
-import contextlib
+import argparse
 import difflib
-import io
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import inspect
+import shlex
+import shutil
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import Field, fields
 from importlib import metadata
-from typing import NoReturn
-
-import tyro
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from .errors import USAGE, CommandError
 from .options import COMMANDS, GROUPS, Command, Lab
+from .options.declare import Option
 
 _HELP = """usage: sparsewire COMMAND [OPTIONS]
 
@@ -46,11 +48,13 @@ commands:
 `sparsewire {group} COMMAND --help` shows the options of one command.
 
 examples:
-{examples}"""
-_WANTED = {
-    r"invalid literal for int\(\) with base 10: (.*)": "a whole number",
-    r"could not convert string to float: (.*)": "a number",
-    r"Could not find valid parse for arguments: \[(.*)\]": "whole numbers",
+{examples}
+"""
+_EXAMPLES = "\nexamples:\n"
+_KINDS = {int: "a whole number", float: "a number", str: "a text", Path: "a path"}
+_COUNTS = {
+    "expected one argument": "needs a value",
+    "expected at least one argument": "needs at least one value",
 }
 
 
@@ -62,61 +66,182 @@ def parse(words: Sequence[str]) -> Command:
     """
     name = words[0] if words else "--help"
     if name == "--version":
-        print(f"sparsewire {version()}")
-        raise SystemExit(0)
+        _show(f"sparsewire {version()}\n")
     if name in ("--help", "-h"):
-        alone = {name: text for name, (_, text) in COMMANDS.items() if " " not in name}
-        print(_HELP.format(commands=_listed({**alone, **GROUPS})), end="")
-        raise SystemExit(0)
+        alone = {name: _about(each) for name, each in COMMANDS.items() if " " not in name}
+        _show(_HELP.format(commands=_listed({**alone, **GROUPS})))
     if name in GROUPS:
         second = words[1] if len(words) > 1 else "--help"
         if second in ("--help", "-h"):
-            _help_with_group(name)
+            _show(_group_help(name))
         name = f"{name} {second}"
     if name not in COMMANDS:
         raise CommandError(_unknown(name), USAGE)
-    options, description = COMMANDS[name]
-    own, others = list(words[len(name.split()) :]), list[str]()
-    if options is Lab and "--" in own:
-        place = own.index("--")
-        own, others = own[:place], own[place + 1 :]
-    complaint = io.StringIO()
+    own = list(words[len(name.split()) :])
+    if COMMANDS[name] is not Lab or "--" not in own:
+        return COMMANDS[name](**_read(name, own))
+    place = own.index("--")
+    return Lab(**_read(name, own[:place]), command=tuple(own[place + 1 :]))
+
+
+def version() -> str:
+    """The version of the installed package, without importing it."""
     try:
-        with contextlib.redirect_stderr(complaint):
-            command = tyro.cli(
-                options,
-                prog=f"sparsewire {name}",
-                description=description,
-                args=own,
-                config=(tyro.conf.FlagCreatePairsOff,),
-            )
-    except SystemExit as ended:
-        if not ended.code:
-            raise
-        raise CommandError(_condense(complaint.getvalue(), name), USAGE) from None
-    return replace(command, command=tuple(others)) if isinstance(command, Lab) else command
+        return metadata.version("sparsewire")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def _read(name: str, words: list[str]) -> dict[str, Any]:
+    """The value of every option of a command."""
+    parser = _parser(name)
+    try:
+        found, unknown = parser.parse_known_args(words)
+        if unknown:
+            flags = [_flag(field) for field, *_ in _declared(COMMANDS[name])]
+            parser.error(_unread(unknown, flags, COMMANDS[name] is Lab))
+    except argparse.ArgumentError as wrong:
+        flag = (wrong.argument_name or "").partition("/")[0]
+        parser.error(f"{flag} {_COUNTS.get(wrong.message, wrong.message)}".strip())
+    return {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in vars(found).items()
+    }
+
+
+class _Parser(argparse.ArgumentParser):
+    """One that raises where argparse would print its usage and end the program."""
+
+    def error(self, message: str) -> NoReturn:
+        raise CommandError(f"{message} (see `{self.prog} --help`)", USAGE)
+
+
+def _parser(name: str) -> argparse.ArgumentParser:
+    options = COMMANDS[name]
+    about, _, examples = inspect.cleandoc(options.__doc__ or "").partition(_EXAMPLES)
+    width = shutil.get_terminal_size().columns - 2
+    declared = list(_declared(options))
+    values = "".join(f" {spec.value}" for _, spec, _ in declared if spec.positional)
+    values += " -- COMMAND [ARGUMENTS]" if options is Lab else ""
+    parser = _Parser(
+        prog=f"sparsewire {name}",
+        usage=f"sparsewire {name} [OPTIONS]{values}",
+        description="\n\n".join(textwrap.fill(part, width) for part in about.split("\n\n")),
+        epilog=f"{_EXAMPLES.strip()}\n{examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        exit_on_error=False,
+    )
+    for field, spec, hint in declared:
+        _add(parser, field, spec, hint)
+    return parser
+
+
+def _declared(options: type[Command]) -> Iterator[tuple[Field[Any], Option, Any]]:
+    """Every option of a command with its type, those of its own before those that it shares."""
+    hints = get_type_hints(options)
+    homes = [inspect.get_annotations(kind) for kind in options.__mro__]
+    known = {field.name: field for field in fields(options)}
+    for name in dict.fromkeys(name for home in homes for name in home):
+        if "option" in known[name].metadata:
+            yield known[name], known[name].metadata["option"], hints[name]
+
+
+def _flag(field: Field[Any]) -> str:
+    """How an option is typed; what is on unless told otherwise has a flag to switch it off."""
+    return f"--{'no-' if field.default is True else ''}{field.name.replace('_', '-')}"
+
+
+def _add(parser: argparse.ArgumentParser, field: Field[Any], spec: Option, hint: Any) -> None:
+    """One option of a command; its type says what it takes, and how many of them."""
+    if hint is bool:
+        action = "store_false" if field.default else "store_true"
+        parser.add_argument(_flag(field), dest=field.name, action=action, help=_help(spec))
+        return
+    if NoneType in get_args(hint):  # what an option is that was not given
+        hint = get_args(hint)[0]
+    several = get_origin(hint) is tuple
+    kind = get_args(hint)[0] if several else hint
+    keywords: dict[str, Any] = {"type": _converter(kind, spec), "metavar": spec.value}
+    if get_origin(kind) is Literal and not spec.value:
+        keywords["metavar"] = f"{{{','.join(get_args(kind))}}}"
+    if several and spec.repeated:
+        keywords["action"] = "append"
+    elif several:
+        keywords["nargs"] = "*" if spec.may_be_empty else "+"
+    if spec.positional:
+        parser.add_argument(field.name, help=_help(spec), **keywords)
+        return
+    usual = spec.usual
+    if usual is None:
+        values: Any = field.default if several else [field.default]
+        usual = shlex.join(map(str, values))
+    default = [] if spec.repeated else field.default
+    parser.add_argument(
+        _flag(field),
+        *spec.also,
+        dest=field.name,
+        default=default,
+        help=_help(spec, usual),
+        **keywords,
+    )
+
+
+def _help(spec: Option, usual: str = "") -> str:
+    """What the help says about an option, with the percent signs that argparse wants."""
+    return (spec.help + (f" (default: {usual})" if usual else "")).replace("%", "%%")
+
+
+def _converter(kind: Any, spec: Option) -> Callable[[str], Any]:
+    """From the text of a value to the value."""
+    choices = get_args(kind) if get_origin(kind) is Literal else ()
+
+    def convert(text: str) -> Any:
+        if choices:
+            if text not in choices:
+                raise argparse.ArgumentTypeError(f"must be {' or '.join(choices)}, not {text!r}")
+            return text
+        try:
+            value = kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"must be {_KINDS[kind]}, not {text!r}") from None
+        if spec.limit and not spec.limit.holds(value):
+            raise argparse.ArgumentTypeError(f"must be {spec.limit.words}, not {text}")
+        return value
+
+    return convert
+
+
+def _show(text: str) -> NoReturn:
+    """Print a help text, and end the program."""
+    print(text, end="")
+    raise SystemExit(0)
+
+
+def _about(options: type[Command]) -> str:
+    """The first line of a command's help."""
+    return inspect.cleandoc(options.__doc__ or "").partition("\n")[0]
 
 
 def _listed(commands: Mapping[str, str]) -> str:
     width = max(map(len, commands)) + 2
-    return "\n".join(f"  {name:<{width}}{text.splitlines()[0]}" for name, text in commands.items())
+    return "\n".join(f"  {name:<{width}}{about}" for name, about in commands.items())
 
 
-def _help_with_group(group: str) -> NoReturn:
-    """Print what commands a group has, with all their examples."""
+def _group_help(group: str) -> str:
+    """What commands a group has, with all their examples."""
     members = {
-        name.split()[1]: text
-        for name, (_, text) in COMMANDS.items()
+        name.removeprefix(f"{group} "): each
+        for name, each in COMMANDS.items()
         if name.startswith(f"{group} ")
     }
-    examples = "".join(text.partition("examples:\n")[2] for text in members.values())
-    print(
-        _GROUP_HELP.format(
-            group=group, about=GROUPS[group], commands=_listed(members), examples=examples
-        ),
-        end="",
+    texts = [inspect.cleandoc(each.__doc__ or "") for each in members.values()]
+    return _GROUP_HELP.format(
+        group=group,
+        about=GROUPS[group],
+        commands=_listed({name: _about(each) for name, each in members.items()}),
+        examples="\n".join(text.partition(_EXAMPLES)[2] for text in texts),
     )
-    raise SystemExit(0)
 
 
 def _unknown(name: str) -> str:
@@ -130,36 +255,11 @@ def _unknown(name: str) -> str:
     return f"there is no command {name!r}: {hint}"
 
 
-def version() -> str:
-    """The version of the installed package, without importing it."""
-    try:
-        return metadata.version("sparsewire")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
-
-
-def _condense(box: str, command: str) -> str:
-    """The first statement in tyro's `box`, its suggestion if it has one, and where to read on."""
-    lines = [line.strip("│ ") for line in box.splitlines() if not line.startswith(("╭", "╰"))]
-    sections = [" ".join(part.split()) for part in re.split("[─-]{5,}", "\n".join(lines))]
-    # Where the terminal has no line-drawing characters, the title is a section of its own.
-    sentence = sections["╭" not in box].rstrip(".")
-    flag = re.match(r"Error parsing ([^:]+): (.*)", sentence)
-    if flag:
-        sentence = sentence.removeprefix("Error parsing ")
-        for pattern, wanted in _WANTED.items():
-            given = re.search(f"{pattern}$", flag[2])
-            if given:
-                sentence = f"{flag[1]} takes {wanted}, not {given[1]}"
-    choice = re.match(r"invalid choice (.*) for argument '(.*)'\. Expected (.*)", sentence)
-    if choice:
-        # Where a flag may be left out, tyro lists None among the rest, in another order each time.
-        choices = sorted(set(re.findall("'(.*?)'", choice[3])) - {"None"})
-        sentence = f"{choice[2]} takes {' or '.join(choices)}, not {choice[1]}"
-    missing = re.match(r"Missing value for argument '(.*)'\.", sentence)
-    if missing:
-        sentence = f"{missing[1]} needs a value"
-    meant = re.search(r"Perhaps you meant: (--[\w-]+)", " ".join(sections))
-    if meant:
-        sentence += f"; perhaps you meant {meant[1]}"
-    return f"{sentence[:1].lower()}{sentence[1:]} (see `sparsewire {command} --help`)"
+def _unread(unknown: Sequence[str], flags: Sequence[str], is_lab: bool) -> str:
+    """What to say to words that are no option of a command."""
+    flag = next((word.partition("=")[0] for word in unknown if word.startswith("-")), None)
+    if flag is None:
+        hint = "; write the command to run behind --" if is_lab else ""
+        return f"unrecognized argument {unknown[0]!r}{hint}"
+    near = difflib.get_close_matches(flag, flags, n=1)
+    return f"unrecognized option {flag}" + (f"; did you mean {near[0]}?" if near else "")

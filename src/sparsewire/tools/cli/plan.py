@@ -18,7 +18,6 @@ from .options import Train, Training
 from .site import check_rate
 
 LARGEST_GROUP = 64
-LARGEST_EXPLAINED = 10**12
 _WORKERS_PER_CORE = 16
 _RATES = {"sgd": 0.2, "adagrad": 0.02}
 # What may differ between a run and the one that goes on from its checkpoint: how long it
@@ -94,47 +93,25 @@ def make(options: Training, scheme: str, data: Path) -> Plan:
 
 
 def check(options: Training) -> None:
-    """Refuse flags that cannot work, each with what would.
+    """Refuse options that do not go together, each with what would.
 
     Raises:
-        CommandError: with the first flag that is wrong.
+        CommandError: with the first that is wrong.
     """
     check_hosts(options.workers, "--workers")
-    rules = [
-        (options.epochs >= 1, f"--epochs must be at least 1, not {options.epochs}"),
-        (options.batch_size >= 1, f"--batch-size must be at least 1, not {options.batch_size}"),
-        (options.lr is None or 0 < options.lr < float("inf"), "--lr must be a positive number"),
-        (0 <= options.momentum < 1, f"--momentum must be in [0, 1), not {options.momentum}"),
-        (all(width >= 1 for width in options.hidden), "--hidden widths must be at least 1"),
-        (0 <= options.seed < 2**31, f"--seed must be in 0 to {2**31 - 1}, not {options.seed}"),
-        (options.limit is None or options.limit >= 1, "--limit must be at least 1"),
-        (options.port is None or 0 < options.port < 65536, "--port must be in 1 to 65535"),
-        (0 < options.timeout < 86400, "--timeout must be in seconds, more than 0, up to a day"),
-    ]
-    if isinstance(options, Train):
-        every = options.checkpoint_every
-        rules += [
-            (every is None or every >= 1, "--checkpoint-every must be at least 1"),
-            (
-                every is None or options.checkpoint is not None,
-                "--checkpoint-every needs --checkpoint DIR, the folder to save in",
-            ),
-            (
-                not options.resume or options.checkpoint is not None,
-                "--resume needs --checkpoint DIR, the folder to go on from",
-            ),
-        ]
-    for holds, sentence in rules:
-        if not holds:
-            raise CommandError(sentence, USAGE)
+    if isinstance(options, Train) and options.checkpoint is None:
+        if options.checkpoint_every is not None:
+            raise CommandError(
+                "--checkpoint-every needs --checkpoint DIR, the folder to save in", USAGE
+            )
+        if options.resume:
+            raise CommandError("--resume needs --checkpoint DIR, the folder to go on from", USAGE)
     check_rate(options.rate)
 
 
 def check_hosts(number: int, flag: str) -> None:
     """Refuse more processes than a machine can carry."""
     most = min(LARGEST_GROUP, _WORKERS_PER_CORE * cores())
-    if number < 1:
-        raise CommandError(f"{flag} must be at least 1, not {number}", USAGE)
     if number > LARGEST_GROUP:
         raise CommandError(
             f"{flag} {number} is too many for one machine: at most {LARGEST_GROUP}", USAGE

@@ -177,36 +177,16 @@ class _Session:
 def _check(options: BenchTrain) -> None:
     """Refuse what cannot work before anything starts, each with what would."""
     check_hosts(options.hosts, "--hosts")
-    target, most = options.target, 1 if options.model == "mnist" else math.inf
-    wanted = "between 0 and 1" if options.model == "mnist" else "above 0"
-    rules = [
-        (options.hosts >= 2, "--hosts must be at least 2: one alone exchanges nothing"),
-        (
-            target is None or 0 < target < most,
-            f"--target must be {wanted}, not {target}",
-        ),
-        (
-            options.batch_size is None or options.batch_size >= 1,
-            f"--batch-size must be at least 1, not {options.batch_size}",
-        ),
-        (all(width >= 1 for width in options.hidden), "--hidden widths must be at least 1"),
-        (
-            options.model == "mnist"
-            or (len({*options.hidden}) <= 1 and all(width % 32 == 0 for width in options.hidden)),
-            "--hidden widths of gpt must be alike, one for each layer, and multiples of 32",
-        ),
-        (options.lr is None or 0 < options.lr < float("inf"), "--lr must be a positive number"),
-        (options.evaluate_every >= 1, "--evaluate-every must be at least 1"),
-        (
-            options.limit_steps is None or options.limit_steps >= 1,
-            "--limit-steps must be at least 1",
-        ),
-        (0 <= options.seed < 2**31, f"--seed must be in 0 to {2**31 - 1}, not {options.seed}"),
-        (0 < options.timeout < 86400, "--timeout must be in seconds, more than 0, up to a day"),
-    ]
-    for holds, sentence in rules:
-        if not holds:
-            raise CommandError(sentence, USAGE)
+    target, is_share = options.target, options.model == "mnist"
+    if target is not None and not 0 < target < (1 if is_share else math.inf):
+        wanted = "between 0 and 1" if is_share else "above 0"
+        raise CommandError(f"--target must be {wanted}, not {target}", USAGE)
+    if options.model == "gpt" and (
+        len({*options.hidden}) > 1 or any(width % 32 for width in options.hidden)
+    ):
+        raise CommandError(
+            "--hidden widths of gpt must be alike, one for each layer, and multiples of 32", USAGE
+        )
     check_place(options.loopback)
 
 
