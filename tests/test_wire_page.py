@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import sparsewire as sw
+from sparsewire.adapters.audit import Audit
 from sparsewire.codecs import IndexCodec
 from sparsewire.counters import Counters
 from sparsewire.exchange import Call, Exchange
+from sparsewire.groups import SimulatedGroup
 from sparsewire.kernels import bits
 from sparsewire.message import (
     FINE,
@@ -30,8 +34,9 @@ from sparsewire.message import (
     fingerprint,
     pack_status,
 )
-from sparsewire.requests import Request, Step
+from sparsewire.requests import Request, Routine, Step
 from sparsewire.segments import Segments
+from sparsewire.session import Session, Topology
 from sparsewire.state import RESIDUAL, StepState
 from sparsewire.sums import CHUNK
 from sparsewire.workspace import Workspace
@@ -188,6 +193,106 @@ def test_chunks_of_a_sum() -> None:
     assert f"chunks of {CHUNK:,} values" in PAGE
 
 
+class Tap(SimulatedGroup):
+    """Keeps what rank 1 of a machine of two ranks gets from its leader."""
+
+    def __init__(self, **groups: Sequence[Sequence[int]]) -> None:
+        super().__init__(2, **groups)
+        self.heard: list[bytes] = []
+
+    def carry(self, ranks: Sequence[int], requests: Sequence[Request]) -> list[Any]:
+        answers = super().carry(ranks, requests)
+        if len(ranks) == 2:
+            to_rank_1 = answers[1] if requests[0].op == "broadcast" else answers[1][0]
+            self.heard.append(written(to_rank_1.view(torch.uint8)))
+        return answers
+
+
+def _fold(*words: int) -> int:
+    key = 0
+    for word in words:
+        key = plain_mix(key ^ word)
+    return key
+
+
+def _is_sealed(data: bytes, key: int) -> bool:
+    return data[-8:] == struct.pack("<Q", plain_digest(data[:-8], key))
+
+
+def _step(session: Session, *shared: Tensor) -> Routine[None]:
+    """The step of the page's examples on one rank: its gradient is its local rank everywhere."""
+    transaction = session.begin()
+    unit = transaction.unit(0, {"w": (4, 5)}, torch.float32, torch.device("cpu"))
+    unit.flat.fill_(session.topology.local_rank)
+    yield from transaction.exchange(unit, CALL.bucket)
+    for payload in shared:
+        yield from transaction.share(payload)
+    yield from transaction.agree()
+
+
+def test_inside_a_machine() -> None:
+    """What the page says about `intra_node=`, in plain Python; one machine is enough."""
+    tap = Tap(exchange=[[0], [1]], status=[[0], [1]])
+    sessions = [
+        Session(sw.parse("Dense()"), {"w": (4, 5)}, Topology(0, 1, local, 2), step=CALL.step)
+        for local in range(2)
+    ]
+    buffer = torch.arange(3, dtype=torch.uint8)
+    tap.drive([_step(each, buffer) for each in sessions], [each.counters for each in sessions])
+    header, shares, sums, mean, buffers, found, statuses = tap.heard
+    say = Header.unpack(torch.frombuffer(bytearray(header), dtype=torch.uint8), 0)
+    common = _fold(CALL.step, CALL.bucket, say.scheme, say.layout)
+    of_step = _fold(CALL.step, CALL.bucket, say.scheme, 0)
+    assert shares == struct.pack("<10f", *[0] * 10) + shares[-8:]
+    assert sums == struct.pack("<10f", *[0.5] * 10) + sums[-8:]
+    for share in (shares, sums):
+        assert _is_sealed(share, _fold(common, 5, 0))
+    for message, key, held in (
+        (mean, _fold(common, 5), struct.pack("<20f", *[0.5] * 20)),
+        (buffers, _fold(_fold(common, 6), 5), bytes([0, 1, 2, 0, 0, 0, 0, 0])),
+        (statuses, _fold(of_step, 5), statuses[2048:-8]),
+    ):
+        note, rest = message[:2048], message[2048:]
+        assert note[:2040] == bytes(2040)
+        assert _is_sealed(note, 0)
+        assert rest[:-8] == held
+        assert _is_sealed(rest, key)
+    assert found == struct.pack("<q", -1) + found[-8:]
+    assert _is_sealed(found, _fold(of_step, 5, 0))
+    assert statuses[2048:2064] == struct.pack("<qq", -1, -1)
+
+
+def test_the_note_of_an_error() -> None:
+    tap = Tap(exchange=[[0], [1]], status=[[0], [1]])
+    sessions = [
+        Session(sw.parse("Dense()"), {"w": (4, 5)}, Topology(0, 1, local, 2), step=7 + local)
+        for local in range(2)
+    ]
+    runs = [_step(session) for session in sessions]
+    error, _ = tap.outcomes(runs, [session.counters for session in sessions])
+    assert isinstance(error, sw.errors.DisagreementError)
+    note = tap.heard[-1][:2048]
+    assert note[:2040] == f"DisagreementError\n{error}".encode().ljust(2040, b"\0")
+    assert _is_sealed(note, 0)
+
+
+def test_the_audit() -> None:
+    tap = Tap()
+    weights = {"w": torch.arange(19.0), "b": torch.ones(3, dtype=torch.bfloat16)}
+    audits = [Audit(10), Audit(10)]
+    for audit in audits:
+        audit.optimizer_steps = 13
+    tap.drive(
+        [audit.compare(weights, 20, rank) for rank, audit in enumerate(audits)],
+        [Counters(), Counters()],
+    )
+    (message,) = tap.heard
+    wide, narrow = plain_digest(struct.pack("<18f", *range(18)), 19), b"\x80\x3f" * 3 + bytes(2)
+    wide ^= struct.unpack("<Q", struct.pack("<ff", 18.0, 0.0))[0]
+    assert message[:-8] == struct.pack("<qQ", 13, wide) + narrow
+    assert _is_sealed(message, _fold(20, 0, fingerprint("audit"), 0, 0))
+
+
 def test_packed_integers() -> None:
     numbers = torch.tensor([1, 2, 3, 1023])
     assert written(bits.pack(numbers, 10)) == bytes_of("packed")
@@ -262,7 +367,7 @@ def test_error_texts_are_those_of_the_library() -> None:
     whole = re.sub(r'"\s*\n\s*f?"', "", whole)
     table = PAGE.split("## What is checked")[1].split("\nAll ranks")[0]
     texts = [text for text in re.findall(r"`([^`]+)`", table) if "…" in text]
-    assert len(texts) == 5
+    assert len(texts) == 8
     for text in texts:
         for segment in re.split(r"…|disagrees|at step …, bucket …|at step|: its checksum.*", text):
             assert segment.strip(" :,") in whole, f"no error says {segment!r}"

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 from torch import Tensor
 
 T = TypeVar("T")
-GroupName = Literal["exchange", "status", "intra_node"]
+GroupName = Literal["exchange", "status", "intra_node", "everyone"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Request:
             only say how long it is.
         payload: a uint8 tensor, flat except for 'all_to_all'.
         group: whose ranks take part: those that 'exchange' gradients, those that compare their
-            'status' after a step, or those 'intra_node', on one machine.
+            'status' after a step, those 'intra_node', on one machine, or 'everyone'.
         root: the rank that 'broadcast' starts from.
         out: memory with a row for each rank that the driver may use for what arrives, so that it
             need not allocate.
@@ -40,6 +40,11 @@ class Request:
     group: GroupName = "exchange"
     root: int = 0
     out: Tensor | None = None
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether its bytes count as those of a step: between machines, and not of an audit."""
+        return self.group in ("exchange", "status")
 
     def traffic(self, world_size: int) -> int:
         """Return the bytes that a rank sends, and receives; for 'broadcast' on average."""

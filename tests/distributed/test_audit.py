@@ -93,3 +93,38 @@ def test_one_backward_more_is_found_out(two: Cluster) -> None:
         assert said
         assert "all 2 ranks differ in" in said[0]
         assert "the optimizer has taken 6, 5 steps on ranks 0, 1, …" in said[0]
+
+
+def _out_of_step(options: dict[str, Any]) -> tuple[str, str]:
+    """Rank 1 goes back by a step, to one before an audit, or the others do."""
+    said = []
+    for back in ([1], [0, 2, 3]):
+        model = DDP(make_model(), bucket_cap_mb=CAP)
+        optimizer = sgd(model)
+        wire = sw.attach(model, "TopK(0.05)", optimizer=optimizer, audit_every=3, **options)
+        for step in range(3):
+            saved = wire.state_dict()
+            loss_of(model, dist.get_rank(), step).backward()
+            optimizer.step()
+        if dist.get_rank() in back:
+            wire.load_state_dict(saved)
+        try:
+            loss_of(model, dist.get_rank(), 3).backward()
+            optimizer.step()
+        except RuntimeError as error:
+            said.append(str(error))
+        wire.detach()
+    return said[0], said[1]
+
+
+@pytest.mark.parametrize("communicate", ["gradients", "updates"])
+@pytest.mark.parametrize("more", [{}, {"intra_node": 2}])
+def test_ranks_out_of_step_where_an_audit_is_due(
+    four: Cluster, communicate: str, more: dict[str, Any]
+) -> None:
+    """They are told by the headers, at once, and not by the deadline."""
+    options = {"communicate": communicate, "timeout": 10.0, **more}
+    who = "rank 1 of node 0" if more else "rank 1 of 4"
+    for first, second in four.run(_out_of_step, options):
+        assert f"{who} disagrees with the others" in first
+        assert "disagree" in second

@@ -14,16 +14,7 @@ from torch import Tensor
 
 from ..digest import checksum
 from ..errors import AttachError, DisagreementError, ExchangeError
-from ..message import (
-    FINE,
-    REASONS,
-    Context,
-    Header,
-    compare,
-    fingerprint,
-    gather_checked,
-    gather_headers,
-)
+from ..message import FINE, REASONS, Context, fingerprint, gather_checked
 from ..report import plural
 from ..requests import Routine
 
@@ -50,21 +41,19 @@ class Audit:
         self.optimizer_steps = 0
 
     def is_due(self, step: int) -> bool:
-        """Whether weights are compared before this step."""
+        """Whether weights are compared in this step, which has not changed them yet."""
         return self.every is not None and step > 0 and step % self.every == 0
 
     def compare(self, weights: Mapping[str, Tensor], step: int, rank: int) -> Routine[None]:
         """Compare with all other ranks; every one of them raises if any differs.
 
-        A header goes ahead, because a rank at another step sends something else.
+        It comes after the statuses of the step, which say that all ranks are at this step.
         """
         digests = torch.stack([checksum(weight) for weight in weights.values()]).cpu()
         steps = torch.tensor([self.optimizer_steps])
         payload = torch.cat([steps, digests]).view(torch.uint8)
-        header = Header(rank, step, 0, _SCHEME, 0, payload.numel())
-        compare((yield from gather_headers(header)), header, f"audit_every={self.every}")
         context = Context(step, 0, _SCHEME, 0)
-        answers, corruption = yield from gather_checked(payload, context, rank)
+        answers, corruption = yield from gather_checked(payload, context, rank, "everyone")
         if int(corruption) != FINE:
             raise ExchangeError(
                 f"the audit of rank {int(corruption) // len(REASONS)} before step {step} arrived "

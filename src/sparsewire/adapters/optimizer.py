@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from ..counters import Counters
 from ..errors import (
     AttachError,
     CorruptMessageError,
@@ -97,7 +96,7 @@ class SparseUpdates(Attached):
         check_outer(outer, parameters)
         check_nonfinite(on_nonfinite)
         scaler = check_scaler(scaler)
-        self._audit = Audit(audit_every)
+        audit = Audit(audit_every)
         if ddp is not None:
             check_is_free(ddp)
             process_group = ddp.process_group
@@ -135,6 +134,7 @@ class SparseUpdates(Attached):
             outer=outer,
             buffers=() if ddp is not None else tuple(module.buffers()),
             is_delayed=bool(delay),
+            audit=audit,
         )
         self._outer = outer
         self._error: SparsewireError | None = None
@@ -291,12 +291,6 @@ class SparseUpdates(Attached):
         with stream:
             if self._stream is not None and ready is not None:
                 self._stream.wait_event(ready)
-            try:
-                self._compare_weights()
-            except DisagreementError as error:
-                self._session.store.discard()
-                _fail(future, error)
-                return
             routine = self._updates.exchange()
             try:
                 found = drive(routine, self._meeting.driver, self._session.counters)
@@ -308,13 +302,6 @@ class SparseUpdates(Attached):
                 self._stream.synchronize()
             with suppress(InvalidStateError):
                 future.set_result(found)
-
-    def _compare_weights(self) -> None:
-        if self._audit.is_due(self.steps):
-            weights = self._updates.weights
-            shared = weights.values(weights.shared)
-            audit = self._audit.compare(shared, self.steps, self.group.rank)
-            drive(audit, self.group, Counters())
 
     def _finish(self) -> None:
         """Wait for the exchange under way, if there is one, and move the shared weights."""

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 
-from ..counters import Counters
 from ..errors import CorruptMessageError, DisagreementError, NonFiniteError, SparsewireError
 from ..exchange import NonFinite
 from ..groups import drive
@@ -141,10 +140,6 @@ class Pipeline:
                     item.promise.fail(step.error)
 
     def _begin(self, step: _Step) -> Transaction:
-        number = self.session.steps
-        if self.audit.is_due(number):
-            audit = self.audit.compare(self._parameters, number, self.group.rank)
-            drive(audit, self.group, Counters())
         step.transaction = self.session.begin()
         self.scaling.follow(self.session.store)
         return step.transaction
@@ -189,6 +184,9 @@ class Pipeline:
     def _finish(self, step: _Step, transaction: Transaction) -> None:
         non_finite = self._drive(transaction.agree())
         if non_finite is None:
+            if self.audit.is_due(transaction.number):
+                audit = self.audit.compare(self._parameters, transaction.number, self.group.rank)
+                self._drive(audit)
             transaction.commit()
         else:
             transaction.rollback()

@@ -23,6 +23,7 @@ from ..exchange import NonFinite
 from ..randomness import below, fold, mix, signed
 from ..requests import Routine
 from ..session import Session, Transaction, Unit
+from .audit import Audit
 from .weights import Weights
 
 StepAhead = float | Literal["auto"]
@@ -43,6 +44,7 @@ class Updates:
         outer: an optimizer over the same parameters, which gets the mean update as gradient.
         buffers: tensors of which all ranks take rank 0's at the end of every round.
         is_delayed: the next round begins before this one's exchange has ended.
+        audit: compares the shared weights with those of other ranks.
     """
 
     def __init__(
@@ -54,12 +56,14 @@ class Updates:
         outer: torch.optim.Optimizer | None = None,
         buffers: Sequence[Tensor] = (),
         is_delayed: bool = False,
+        audit: Audit | None = None,
     ) -> None:
         self.session = session
         self.weights = Weights(parameters, keeps_start=is_delayed)
         self.is_measured = step_ahead == "auto"
         self.ahead = 0.0 if step_ahead == "auto" else float(step_ahead)
         self.bad: str | None = None  # a parameter whose gradient was not finite, to tell all ranks
+        self._audit = audit or Audit(None)
         self._outer = outer
         self._buffers = [buffer.detach() for buffer in buffers]
         self.packed: Tensor | None = None  # their bytes, on the way
@@ -123,6 +127,9 @@ class Updates:
             if self._is_due():
                 ahead = yield from self._compare(unit, transaction)
             found = yield from transaction.agree()
+            if found is None and self._audit.is_due(transaction.number):
+                shared, rank = self.weights.values(self.weights.shared), self.session.place[0]
+                yield from self._audit.compare(shared, transaction.number, rank)
         except CorruptMessageError:
             transaction.defer()
             raise

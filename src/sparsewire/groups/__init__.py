@@ -84,7 +84,7 @@ def drive(routine: Routine[Result], group: Group, counters: Counters) -> Result:
                 continue
             if not isinstance(step, Wait):
                 request = step.request if isinstance(step, Start) else step
-                if request.group != "intra_node":
+                if request.is_counted:
                     counters.count(request.traffic(group.size))
     except ExchangeError as error_of_routine:
         if not error_of_routine.is_agreed:

@@ -33,7 +33,8 @@ _spares: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[object, dict[int, _Pa
 class Hierarchy:
     """The group of this rank's machine, and on its leader that of all leaders.
 
-    It carries requests to 'intra_node' inside the machine, and all others between leaders.
+    It carries requests to 'intra_node' inside the machine, those to 'everyone' between all ranks,
+    and all others between leaders.
 
     Arguments:
         intra_node: the ranks of this machine; see `attach`.
@@ -59,6 +60,7 @@ class Hierarchy:
         self._made = everyone.find_common("pairs", self._spare) or everyone.meeting
         spare = self._spare.pop(self._made, None)
         self._pair = spare or everyone.limited(lambda: _make_groups(nodes, everyone.timeout))
+        self._everyone = everyone
         self.size = len(nodes)
         self.rank = next(n for n, ranks in enumerate(nodes) if dist.get_rank() in ranks)
         self.local_world_size = len(nodes[0])
@@ -80,7 +82,8 @@ class Hierarchy:
 
     def start(self, request: Request) -> tuple[DistributedGroup, Ticket]:
         """Begin a request in the group that it names."""
-        group = self._inside if request.group == "intra_node" else self._leaders
+        special = {"intra_node": self._inside, "everyone": self._everyone}
+        group = special.get(request.group, self._leaders)
         assert group is not None, "only leaders exchange"
         return group, group.start(request)
 

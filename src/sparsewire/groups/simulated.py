@@ -151,7 +151,7 @@ class _Turns(Generic[Result]):
     def _post(self, rank: int, request: Request) -> _Ticket:
         """Make a request, and carry it if all others have made theirs."""
         ranks = self._group.members(rank, request.group)
-        if request.group != "intra_node":
+        if request.is_counted:
             self._meters[rank].count(request.traffic(len(ranks)))
         queues = self._queues.setdefault((request.group, ranks), {rank: deque() for rank in ranks})
         ticket = _Ticket(rank, request)
