@@ -39,20 +39,24 @@ def test_explanation_of_top_k() -> None:
 @pytest.mark.parametrize(
     ("text", "collective", "why"),
     [
-        ("TopK(0.01)", "AllGather()", "depend on each rank's gradient"),
+        ("TopK(0.01)", "AllGather()", "picks different coordinates on every rank"),
         ("RandomK(0.01)", "AllReduce()", "the same coordinates with RandomK"),
         ("TopBlock(0.01)", "AllReduce()", "the same coordinates with TopBlock"),
         ("LeaderTopK(0.01)", "AllReduce()", "the same coordinates with LeaderTopK"),
         ("UnionTopK(0.01)", "AllReduce()", "the same coordinates with UnionTopK"),
         ("BlockRandomK(0.01)", "AllGather()", "draws its own coordinates with BlockRandomK"),
         ("Scheme(RandomK(0.01), collective=AllGather())", "AllGather()", "as asked; "),
-        ("Scheme(RandomK(0.01), values=TwoBit())", "AllGather()", "TwoBit cannot be added"),
+        (
+            "Scheme(RandomK(0.01), values=TwoBit())",
+            "AllGather()",
+            "TwoBit values cannot be summed in transit",
+        ),
         ("Dense()", "AllReduce()", "the same coordinates with Dense"),
-        ("TopK(1.0)", "AllGather()", "everything is sent, and with Dense() it would be added"),
+        ("TopK(1.0)", "AllGather()", "everything is sent; with Dense() the values would be summed"),
         (
             "Scheme(TopK(0.01), dense_below=2000000)",
             "AllGather()",
-            "nothing is left for TopK to choose",
+            "TopK has nothing left to select",
         ),
     ],
 )
@@ -105,8 +109,8 @@ def test_explanation_of_owners_shows_both_ways() -> None:
     ("text", "words"),
     [
         ("TopK(0.01)", ""),
-        ("Warmup(TopK(0.01), steps=70)", "dense for 70 steps; sizes above are those after"),
-        ("Warmup(TopK(0.01), steps=1)", "dense for 1 step; sizes above are those after"),
+        ("Warmup(TopK(0.01), steps=70)", "dense for 70 steps; the sizes above apply afterwards"),
+        ("Warmup(TopK(0.01), steps=1)", "dense for 1 step; the sizes above apply afterwards"),
         ("Warmup(TopK(0.01), steps=70, ease=True)", "eased in over 70 steps"),
     ],
 )

@@ -76,6 +76,6 @@ def test_double_precision_keeps_its_memory() -> None:
 @pytest.mark.parametrize("kind", [sw.ErrorFeedback, sw.MomentumCorrection])
 def test_other_types_are_refused(kind: type[sw.Memory]) -> None:
     with pytest.raises(
-        sw.errors.SchemeError, match="dtype is 'float32' or 'bfloat16', not 'float16'"
+        sw.errors.SchemeError, match="dtype must be 'float32' or 'bfloat16', not 'float16'"
     ):
         kind(dtype="float16")  # type: ignore[call-arg]

@@ -229,7 +229,7 @@ def test_what_cannot_stand_in_a_scheme_is_shown(text: str, segment: str) -> None
 
 
 def test_text_that_is_no_python_gets_an_example() -> None:
-    with pytest.raises(sw.errors.SchemeError, match=r"write it like TopK\(0\.01\) or Scheme"):
+    with pytest.raises(sw.errors.SchemeError, match=r"Write it like TopK\(0\.01\) or Scheme"):
         sw.parse("TopK(0.01")
 
 

@@ -91,12 +91,11 @@ def test_every_combination_is_built_or_refused_with_a_remedy() -> None:
             built += 1
         except sw.errors.SchemeError as refusal:
             text = str(refusal)
-            assert "write" in text or "leave" in text, text
+            assert "Write" in text or "Leave" in text, text
             reasons = (
-                " cannot go by ",
-                " cannot go with ",
+                " does not work with ",
                 " needs its indices sent",
-                " has nothing to write with ",
+                " has nothing to encode with ",
             )
             assert any(reason in text for reason in reasons), text
     assert built
@@ -106,7 +105,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"selector": sw.TopK(0.01), "collective": sw.AllReduce()},
         "ranks pick different coordinates",
-        "collective=AllGather(), or TopBlock(…)",
+        "collective=AllGather(), or use TopBlock(…)",
     ),
     (
         {"selector": sw.BlockRandomK(0.01), "collective": sw.AllReduce()},
@@ -115,80 +114,84 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     (
         {"selector": sw.RandomK(0.01), "values": NotLinear(), "collective": sw.AllReduce()},
-        "its messages cannot be added",
+        "its values cannot be summed in transit",
         "collective=AllGather(), or values=Float32()",
     ),
     (
         {"selector": sw.RandomK(0.01), "indices": sw.Int32(), "collective": sw.AllReduce()},
-        "indices cannot be added",
-        "leave indices out",
+        "indices cannot be summed",
+        "Leave indices out",
     ),
     (
         {"selector": sw.Dense(), "values": sw.OneBit()},
-        "it quantizes what is selected, and here everything is sent",
+        "it quantizes selected values, and here everything is sent densely",
         "values=BFloat16()",
     ),
     (
         {"selector": sw.TopK(1.0), "values": sw.QSGD()},
-        "it quantizes what is selected, and here everything is sent",
+        "it quantizes selected values, and here everything is sent densely",
         "a ratio below 1",
     ),
     (
         {"selector": sw.TopK(0.01), "indices": sw.Implied()},
         "they depend on the gradient",
-        "write indices=EliasFano() or leave indices out",
+        "Leave indices out, or write indices=EliasFano()",
     ),
     (
         {"selector": sw.LeaderTopK(0.01), "indices": sw.Implied()},
         "they depend on the gradient",
-        "write indices=EliasFano() or leave indices out",
+        "Leave indices out, or write indices=EliasFano()",
     ),
     (
         {"selector": sw.UnionTopK(0.01), "indices": sw.Implied()},
         "they depend on the gradient",
-        "write indices=EliasFano() or leave indices out",
+        "Leave indices out, or write indices=EliasFano()",
     ),
     (
         {"selector": sw.TopBlock(0.01), "indices": sw.EliasFano()},
-        "has nothing to write",
-        "leave indices out",
+        "has nothing to encode",
+        "Leave indices out",
     ),
     (
         {"selector": sw.TopBlock(0.01), "collective": sw.Sharded()},
         "owners have nothing left to choose",
-        "leave collective out",
+        "Leave collective out",
     ),
     (
         {"selector": sw.LeaderTopK(0.01), "collective": sw.Sharded(1.0)},
         "owners have nothing left to choose",
-        "leave collective out",
+        "Leave collective out",
     ),
     (
         {"selector": sw.UnionTopK(0.01), "collective": sw.Sharded()},
         "owners have nothing left to choose",
-        "leave collective out",
+        "Leave collective out",
     ),
     (
         {"selector": sw.TopBlock(0.01, block=64), "scope": 64},
         "nothing to choose",
-        "write a scope of several blocks, or a smaller block=",
+        "Write a scope of several blocks, or a smaller block=",
     ),
     (
         {"selector": sw.TopK(0.01), "scope": "layers"},
-        "scope='layers' makes no sense",
-        "write 'layer', 'global', or the length of chunks, such as 4096",
+        "not 'layers'",
+        "must be 'layer', 'global', or the length of chunks such as 4096",
     ),
-    ({"selector": sw.TopK(0.01), "scope": 0}, "makes no sense", "'layer', 'global', or the length"),
-    ({"selector": sw.TopK(0.01), "scope": -5}, "makes no sense", "the length of chunks"),
-    ({"selector": sw.TopK(0.01), "scope": 1.5}, "makes no sense", "the length of chunks"),
-    ({"selector": sw.TopK(0.01), "scope": True}, "makes no sense", "the length of chunks"),
-    ({"selector": sw.TopK(0.01), "scope": None}, "makes no sense", "the length of chunks"),
-    ({"selector": sw.TopK(0.01), "dense_below": -1}, "makes no sense", "sent densely, or 0"),
-    ({"selector": sw.TopK(0.01), "dense_below": 1.0}, "makes no sense", "sent densely, or 0"),
-    ({"selector": sw.TopK(0.01), "dense_below": False}, "makes no sense", "sent densely, or 0"),
-    ({"selector": sw.TopK(0.01), "dense_1d": 1}, "dense_1d is True or False", "not 1"),
-    ({"selector": sw.TopK(0.01), "seed": 1.0}, "makes no sense", "a whole number"),
-    ({"selector": sw.TopK(0.01), "seed": "x"}, "makes no sense", "a whole number"),
+    ({"selector": sw.TopK(0.01), "scope": 0}, "scope must be", "'layer', 'global', or the length"),
+    ({"selector": sw.TopK(0.01), "scope": -5}, "scope must be", "the length of chunks"),
+    ({"selector": sw.TopK(0.01), "scope": 1.5}, "scope must be", "the length of chunks"),
+    ({"selector": sw.TopK(0.01), "scope": True}, "scope must be", "the length of chunks"),
+    ({"selector": sw.TopK(0.01), "scope": None}, "scope must be", "the length of chunks"),
+    ({"selector": sw.TopK(0.01), "dense_below": -1}, "dense_below must be", "sent densely, or 0"),
+    ({"selector": sw.TopK(0.01), "dense_below": 1.0}, "dense_below must be", "sent densely, or 0"),
+    (
+        {"selector": sw.TopK(0.01), "dense_below": False},
+        "dense_below must be",
+        "sent densely, or 0",
+    ),
+    ({"selector": sw.TopK(0.01), "dense_1d": 1}, "dense_1d must be True or False", "not 1"),
+    ({"selector": sw.TopK(0.01), "seed": 1.0}, "seed must be", "a whole number"),
+    ({"selector": sw.TopK(0.01), "seed": "x"}, "seed must be", "a whole number"),
     ({"selector": sw.TopK}, "first argument", "TopK(), Threshold(), RandomK()"),
     ({"selector": "TopK(0.01)"}, "first argument", "TopK(), Threshold(), RandomK()"),
     ({"selector": sw.Scheme(sw.TopK())}, "first argument", "TopK(), Threshold(), RandomK()"),
@@ -219,7 +222,7 @@ def test_refusals_give_reason_and_remedy(
 
 
 def test_refusals_are_errors_of_value_too() -> None:
-    with pytest.raises(ValueError, match="makes no sense"):
+    with pytest.raises(ValueError, match="above 0 and at most 1"):
         sw.TopK(2.0)
 
 
@@ -244,13 +247,15 @@ def test_as_scheme(given: object) -> None:
 
 @pytest.mark.parametrize("given", [None, 0.01, sw.Float32(), sw.TopK])
 def test_as_scheme_refuses_the_rest(given: object) -> None:
-    with pytest.raises(sw.errors.SchemeError, match=r"is no scheme: write a selector such as TopK"):
+    with pytest.raises(
+        sw.errors.SchemeError, match=r"is not a scheme. Pass a selector such as TopK"
+    ):
         as_scheme(given)
 
 
 def test_a_long_object_in_place_of_a_scheme_is_not_shown_in_full() -> None:
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(50)))
-    with pytest.raises(sw.errors.SchemeError, match=r"^Sequential.* is no scheme: write") as told:
+    with pytest.raises(sw.errors.SchemeError, match=r"^Sequential.* is not a scheme. Pass") as told:
         as_scheme(model)
     assert len(str(told.value)) < 150
     assert "\n" not in str(told.value)
@@ -348,7 +353,9 @@ class TestWarmup:
 
     @pytest.mark.parametrize("selector", [sw.Dense(), sw.TopK(count=5)], ids=repr)
     def test_without_a_ratio_nothing_can_be_eased_in(self, selector: Any) -> None:
-        with pytest.raises(sw.errors.SchemeError, match="since it has none; write a ratio such as"):
+        with pytest.raises(
+            sw.errors.SchemeError, match=r"since it has none\. Write a ratio such as"
+        ):
             sw.Warmup(selector, ease=True)
         assert sw.Warmup(selector).at(0).selector == sw.Dense()
 

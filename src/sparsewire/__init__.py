@@ -5,9 +5,9 @@
     model = DDP(net)
     wire = sw.attach(model, sw.TopK(0.01))     # the rest of the training loop is unchanged
 
-Every part of a scheme is here as soon as its family's `ALL` names it. What else there is lives in
-modules: `sw.functional` (exchange as a function), `sw.groups`, `sw.errors` and so on. Names are
-loaded when they are first used, so that the command line answers `--help` without torch.
+The top level has `attach`, `explain`, `parse` and every part of a scheme. Everything else is in
+modules: `sw.functional` (the exchange as a function), `sw.groups`, `sw.errors` and others. Names
+are imported when they are first used, so that the command line answers `--help` without torch.
 """
 
 from importlib import import_module

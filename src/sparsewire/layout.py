@@ -1,7 +1,7 @@
-"""How one message is written and read: indices, values, padding and a checksum.
+"""The layout of a message: indices, values, padding and a checksum.
 
-Sizes follow from the codecs and the segments alone and are known before anything is sent. Every
-message is validated before it is used, from its checksum to its last value.
+Sizes follow from the codecs and the segments, and are known before anything is sent. Every message
+is validated before it is used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Entries = tuple[Tensor, Tensor]  # indices; values at them, then those that are 
 
 @dataclass(frozen=True)
 class MessageLayout:
-    """The layout of the messages that carry entries of `segments`, of at least `least` bytes."""
+    """The layout of messages with the entries of `segments`, at least `least` bytes long."""
 
     indices: IndexCodec
     values: ValueCodec
@@ -33,35 +33,37 @@ class MessageLayout:
 
     @cached_property
     def index_bytes(self) -> int:
-        """Bytes for indices."""
+        """The number of bytes of the indices."""
         return self.indices.nbytes(self.segments)
 
     @cached_property
     def value_count(self) -> int:
-        """Values in a message: the selected ones, then those that are sent densely."""
+        """The number of values: the selected ones, then those that are sent densely."""
         return self.segments.capacity + self.segments.dense_size
 
     @cached_property
     def value_bytes(self) -> int:
-        """Bytes for values."""
+        """The number of bytes of the values."""
         return self.values.nbytes(self.segments)
 
     @cached_property
     def padding_bytes(self) -> int:
-        """Bytes after the values, so that a message consists of whole words."""
+        """The number of bytes after the values that make the message a multiple of eight."""
         body = self.index_bytes + self.value_bytes
         return max(-body % 8, self.least - body - CHECKSUM_BYTES)
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of a message."""
+        """The size of a message in bytes."""
         return self.index_bytes + self.value_bytes + self.padding_bytes + CHECKSUM_BYTES
 
     def encode_values(
         self, entries: Entries, key: int, work: Workspace
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return values as bytes, the values as a reader will see them, and the error that this
-        makes; None if the codec is exact. `key` seeds rounding."""
+        """Return the values as bytes, the values that readers will decode, and the error.
+
+        The error is None if the codec is exact. `key` seeds random rounding.
+        """
         indices, values = entries
         place = Place(indices, self.segments, key, work)
         data = self.values.encode(values, place)
@@ -71,7 +73,7 @@ class MessageLayout:
         return data, read, values - read
 
     def pack(self, indices: Tensor, data: Tensor, key: int) -> Tensor:
-        """Return a message of these indices and encoded values, with a checksum keyed by `key`."""
+        """Return a message with these indices and encoded values, and a checksum keyed by `key`."""
         places = self.indices.encode(indices, self.segments)
         rest = data.new_zeros(self.padding_bytes + CHECKSUM_BYTES)
         return add_checksum(torch.cat([places, data, rest]), key)
@@ -84,7 +86,7 @@ class MessageLayout:
         dtype: torch.dtype,
         work: Workspace,
     ) -> Entries:
-        """Return the entries of a message; `coordinates` are asked for if indices are not sent."""
+        """Return the entries of a message. `coordinates` is called if indices are not sent."""
         if message.numel() != self.nbytes:
             nothing = message.new_empty(0)
             return nothing, nothing
@@ -97,7 +99,8 @@ class MessageLayout:
     def inspect(
         self, messages: Sequence[Tensor], entries: Sequence[Entries], key: int, first: int
     ) -> Tensor:
-        """Return whether each message is fine in each of `REASONS`; senders count from `first`."""
+        """Return whether each message passes each check of `REASONS`. The senders are the ranks
+        from `first` on."""
         if not messages:
             return torch.empty(0, len(REASONS), dtype=torch.bool)
         if not self.indices.written:
@@ -115,7 +118,7 @@ class ProposalLayout:
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of a message."""
+        """The size of a message in bytes."""
         return bytes_with_checksum(self.indices.nbytes(self.segments))
 
     def blank(self, device: torch.device) -> Tensor:

@@ -1,8 +1,8 @@
-"""Memories: how what is not sent in one step enters the next.
+"""Memories: what happens to values that are not sent.
 
-A memory declares the tensors it keeps (`fields`) and says what is added to the residual at each
-step. Every step reads `state.before` and writes `state.after`, which are swapped when the step is
-committed: a failed step leaves no trace.
+A memory declares the tensors that it keeps (`fields`) and computes what each step adds to the
+residual. A step reads `state.before` and writes `state.after`, which are swapped when the step is
+committed. A failed step therefore changes nothing.
 """
 
 from __future__ import annotations
@@ -25,41 +25,64 @@ _VELOCITY = StateField("velocity")
 
 
 class Memory(Part, ABC):
-    """Keeps what was not sent, in the field `residual` if it has one."""
+    """Base class of memories. Values that are not sent stay in the field `residual`, if it exists.
+
+    Attributes:
+        fields: The state that is kept for each parameter, as `StateField` objects.
+        dtype: The type of that state: `'float32'` or `'bfloat16'`.
+        decay: The factor by which the residual is multiplied at every exchange.
+    """
 
     fields: ClassVar[tuple[StateField, ...]]
     dtype: str = "float32"
     decay: float = 1.0
 
     def kept_as(self, dtype: torch.dtype) -> torch.dtype:
-        """The type that is kept from step to step, where sums are of type `dtype`."""
+        """Return the type of the state for a gradient whose sums are of type `dtype`."""
         return torch.bfloat16 if self.dtype == "bfloat16" and dtype == torch.float32 else dtype
 
     def addend(
         self, gradient: Tensor, state: StepState, segments: Segments, world_size: int
     ) -> Tensor:
-        """Return what this step adds to the residual, and update the other fields in
-        `state.after`."""
+        """Return what this step adds to the residual, and update the other fields in `state.after`.
+
+        Arguments:
+            gradient: The gradient or update of the step.
+            state: The fields before and after the step.
+            segments: The segments of the gradient.
+            world_size: The number of ranks that exchange.
+        """
         return gradient
 
     def mask(self, state: StepState, indices: Tensor) -> None:
-        """Update the fields in `state.after` where coordinates were selected."""
+        """Update the fields in `state.after` at the selected coordinates."""
 
     def forget(self, state: StepState) -> None:
-        """Let the residual in `state.after` decay, once all of the step is in it."""
+        """Multiply the residual in `state.after` by the decay, after everything else."""
         if self.decay != 1:
             state.after[RESIDUAL].mul_(self.decay)
 
 
 @dataclass(frozen=True, repr=False)
 class ErrorFeedback(Memory):
-    """Adds what was not sent to the next gradient: p = g + e, send C(p), e ← p − C(p).
+    """Add what was not sent to the next gradient: p = g + e, send C(p), e ← p − C(p). The default.
 
-    With `dtype='bfloat16'` e takes half the space and is rounded up or down at random, so that it
-    is right on average; sums and choices are made in float32.
+    The residual e takes 4 bytes per parameter, and as much again so that a failed step can be
+    undone; 2 and 2 with `'bfloat16'`. Gradients in bfloat16 and float16 are summed in float32, and
+    float64 ones in float64.
 
-    With `decay` β below 1 it forgets slowly: e ← β·(p − C(p)). What decays is lost, so use it for
-    updates of local steps, which become stale, and not for gradients.
+    Arguments:
+        dtype: The type of e. With `'bfloat16'` it is rounded up or down at random, so that it is
+            right on average. Sums and selections still use float32, in space for one bucket.
+        decay: β, above 0 and at most 1: e ← β·(p − C(p)). What decays is lost. Use it for updates
+            of local steps, which become stale, and not for gradients.
+
+    >>> import sparsewire as sw
+    >>> sw.Scheme(sw.TopK(0.01)).memory
+    ErrorFeedback()
+    >>> small = sw.Scheme(sw.TopK(0.01), memory=sw.ErrorFeedback(dtype="bfloat16"))
+    >>> sw.explain(small, {"w": (1000, 1000)}, workers=2).memory_bytes
+    4000000
 
     Reference: Eghlidi & Jaggi 2020, Algorithm 1, with the worker's own C(p) subtracted; the decay
     is that of SparseLoCo (Sarfi et al. 2025).
@@ -74,21 +97,27 @@ class ErrorFeedback(Memory):
         _check_dtype(self)
         if not isinstance(self.decay, (int, float)) or not 0 < self.decay <= 1:
             raise SchemeError(
-                f"ErrorFeedback's decay is a factor above 0 and at most 1, as in "
+                f"ErrorFeedback's decay must be above 0 and at most 1, as in "
                 f"ErrorFeedback(decay=0.95), not {self.decay!r}"
             )
 
 
 @dataclass(frozen=True, repr=False)
 class MomentumCorrection(Memory):
-    """Momentum inside the memory: u = m·u + g, v += u, send from v.
+    """Apply momentum before the exchange: u ← m·u + g, v ← v + u, send from v.
 
-    With `nesterov`: u = m·(u + g), v += u + g.
+    A coordinate then collects momentum while it waits. Tensors that are sent densely get plain
+    momentum. The optimizer must have no momentum of its own; `attach` needs the optimizer to check
+    that. Only for exchanges of gradients.
 
-    With `masking` both u and v are zeroed where sent, so that stale momentum does not push on.
-    `clip` bounds every tensor's gradient to that norm / √W before it is added. Tensors that travel
-    whole get plain momentum. The optimizer on top must have no momentum of its own. `dtype` is that
-    of u and v, as for `ErrorFeedback`.
+    Arguments:
+        momentum: m, between 0 and 1.
+        nesterov: If True, u ← m·(u + g), v ← v + u + g.
+        masking: If True, set u as well as v to zero at the coordinates that are sent, so that stale
+            momentum has no further effect.
+        clip: Clip each tensor's gradient to this norm divided by √W before it is added, where W is
+            the number of ranks. None does not clip.
+        dtype: The type of u and v, as for `ErrorFeedback`.
 
     Reference: Lin et al. 2018, Deep Gradient Compression, section 3.
     """
@@ -104,13 +133,15 @@ class MomentumCorrection(Memory):
     def __post_init__(self) -> None:
         if not isinstance(self.momentum, float) or not 0 < self.momentum < 1:
             raise SchemeError(
-                f"MomentumCorrection({self.momentum!r}) makes no sense: momentum lies between 0 "
-                f"and 1, as in MomentumCorrection(0.9); without momentum use ErrorFeedback()"
+                f"MomentumCorrection's momentum must be between 0 and 1, as in "
+                f"MomentumCorrection(0.9), not {self.momentum!r}. Without momentum use "
+                f"ErrorFeedback()"
             )
         clip = self.clip
         if clip is not None and not (isinstance(clip, (int, float)) and 0 < clip < math.inf):
             raise SchemeError(
-                "MomentumCorrection's clip is a norm above 0, or None for no clipping"
+                f"MomentumCorrection's clip must be a norm above 0, or None for no clipping, not "
+                f"{clip!r}"
             )
         _check_dtype(self)
         check_flag(self, "nesterov")
@@ -146,7 +177,14 @@ class MomentumCorrection(Memory):
 
 @dataclass(frozen=True, repr=False)
 class NoMemory(Memory):
-    """Forgets what was not sent. Only for comparison: selectors that drop values need a memory."""
+    """Drop what was not sent. Only for comparison: training suffers if values are lost.
+
+    >>> import torch
+    >>> import sparsewire as sw
+    >>> scheme = sw.Scheme(sw.TopK(0.01), memory=sw.NoMemory())
+    >>> sw.functional.init(scheme, {"w": torch.zeros(100, 100)}).memory
+    {'w': {}}
+    """
 
     fields = ()
 
@@ -154,7 +192,8 @@ class NoMemory(Memory):
 def _check_dtype(memory: Memory) -> None:
     if memory.dtype not in ("float32", "bfloat16"):
         name = type(memory).__name__
-        raise SchemeError(f"{name}'s dtype is 'float32' or 'bfloat16', not {memory.dtype!r}")
+        raise SchemeError(f"{name}'s dtype must be 'float32' or 'bfloat16', not {memory.dtype!r}")
 
 
 ALL: tuple[type[Memory], ...] = (ErrorFeedback, MomentumCorrection, NoMemory)
+"""All memories."""

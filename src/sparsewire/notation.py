@@ -1,7 +1,8 @@
-"""The one notation of a scheme: Python source, repr, command-line argument, log line.
+"""The text form of a scheme, the same in Python source, reprs, command lines and logs.
 
-`Part` gives every part the shortest repr that says it all; `read` turns such text back into the
-object. Reading looks at the syntax tree and calls only the classes it is given: no code is run.
+`Part` gives every part a repr without default values; `read` turns such a text back into the
+object. It parses the text as a syntax tree and calls only the classes that it is given: no code is
+run.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ from .errors import SchemeError
 
 
 class Part:
-    """Base of everything that has a place in the notation: a frozen dataclass with a short repr.
+    """Base class of everything that a scheme is made of: a frozen dataclass with a short repr.
 
-    `id`: the part's name in messages and files; the class's unless it says another. It never
-    changes: who renames a class writes down the old name, and who renames one of its fields writes
-    `field(metadata={"id": old})`. A field that is added to a class later writes
-    `field(default=…, metadata={"later": True})`, so that its default changes no identity.
+    Attributes:
+        id: The part's name in messages and files, by default the name of the class. It must never
+            change. After renaming a class, set `id` to the old name; after renaming one of its
+            fields, write `field(metadata={"id": old})`. Declare a field that is added later as
+            `field(default=…, metadata={"later": True})`, so that existing identities stay the same.
     """
 
     id: ClassVar[str]
 
     @property
     def identity(self) -> str:
-        """All that the part says, in words that never change: defaults included, unless their field
-        was added later.
+        """The text that fingerprints, checkpoints and stored results are keyed by.
 
-        Fingerprints, checkpoints and results are keyed by it.
+        It has every argument, defaults included, under names that survive renaming.
 
         >>> from sparsewire.selectors import TopK
         >>> TopK().identity
@@ -57,12 +58,12 @@ class Part:
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def implied(self, name: str) -> object:
-        """The value that field `name` takes when it is not written; MISSING for none."""
+        """Return the value of field `name` if it is not given; MISSING if it has no such value."""
         return MISSING
 
 
 def short(scheme: str) -> str:
-    """A scheme's text as people write it, which is read just as well.
+    """Return a scheme's text without `Scheme(…)` where a selector alone is enough.
 
     >>> short("Scheme(TopK(0.01))")
     'TopK(0.01)'
@@ -73,14 +74,14 @@ def short(scheme: str) -> str:
 
 
 def check_flag(part: Part, name: str) -> None:
-    """Refuse anything but True and False: 'no' would count as true."""
+    """Raise unless the field is True or False: 'no' would count as true."""
     value = getattr(part, name)
     if not isinstance(value, bool):
-        raise SchemeError(f"{type(part).__name__}'s {name} is True or False, not {value!r}")
+        raise SchemeError(f"{type(part).__name__}'s {name} must be True or False, not {value!r}")
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """' Did you mean …?' or the list of what there is."""
+    """Return 'did you mean …?', or the list of choices."""
     choices = sorted(choices)
     folded = {choice.lower(): choice for choice in choices}
     close = difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.5)
@@ -90,19 +91,19 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 
 
 def read(text: str, classes: Mapping[str, type]) -> Any:
-    """The object that `text` writes down.
+    """Return the object that a text describes.
 
     >>> from sparsewire.selectors import TopK
     >>> read("TopK(0.01)", {"TopK": TopK})
     TopK(0.01)
     """
     if len(text) > 10_000:
-        raise SchemeError("this scheme is over 10,000 characters long; a scheme is one short line")
+        raise SchemeError("this text is over 10,000 characters long. A scheme is one short line")
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise SchemeError(
-            f"cannot read {text!r} as a scheme: write it like TopK(0.01) or "
+            f"cannot read {text!r} as a scheme. Write it like TopK(0.01) or "
             f"Scheme(TopK(0.01), scope='global')"
         ) from error
     return _value(tree, text, classes)
@@ -130,14 +131,14 @@ def _value(node: ast.expr, text: str, classes: Mapping[str, type]) -> Any:
     source = ast.get_source_segment(text.strip(), node) or text
     raise SchemeError(
         f"cannot read {source!r} in a scheme: only names of parts, numbers, strings, "
-        f"True, False and None may stand there"
+        f"True, False and None are allowed"
     )
 
 
 def _number(number: float) -> float:
-    """The number, if it can be written down again."""
+    """Return the number, if its repr can be read again."""
     if (isinstance(number, int) and number.bit_length() > 256) or abs(number) == float("inf"):
-        raise SchemeError("a number in this scheme is beyond all bounds")
+        raise SchemeError("a number in this scheme is too large")
     return number
 
 

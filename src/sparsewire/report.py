@@ -1,4 +1,4 @@
-"""What an exchange cost and what it holds back, as numbers and as a text to read."""
+"""What exchanges cost and how large the residual is, as numbers and as text."""
 
 from __future__ import annotations
 
@@ -8,15 +8,37 @@ from dataclasses import dataclass
 
 from .counters import STAGES, Counters
 
+__all__ = ["Report"]
+
 
 def dense_traffic(values: int, world_size: int, width: int) -> int:
-    """Bytes each rank sends in a ring all-reduce of `values` numbers of `width` bytes."""
+    """Return the bytes that each rank sends in a ring all-reduce of numbers of `width` bytes."""
     return math.ceil(2 * values * width * (world_size - 1) / world_size)
 
 
 @dataclass(frozen=True)
 class Report:
-    """Running totals of one rank; `print(report)` shows them per step."""
+    """The running totals of one rank. `print(report)` shows them per step.
+
+    Attributes:
+        scheme: The scheme's text.
+        world_size: The number of ranks that exchange.
+        steps: The number of exchanges since `attach`.
+        skipped: The number of steps that were skipped because of NaN or infinity.
+        bytes_sent: Bytes that this rank sent, headers included.
+        bytes_received: Bytes that this rank received.
+        dense_bytes: Bytes that a ring all-reduce in float32 would have sent.
+        selected: The number of coordinates that the selector chose, without tensors that are sent
+            densely.
+        aimed_at: The number of coordinates that it was asked for. `selected` may be more or less
+            with `Threshold`, and less with `UnionTopK`.
+        seconds: Seconds by stage: select, encode, exchange, decode.
+        memory_norm: The norm of the residual.
+        gradient_norm: The norm of this rank's last gradient, or update.
+        layers: For each parameter its name, the norm of its residual and of its gradient; only
+            with `wire.report(layers=True)`.
+        every: The number of local steps between two exchanges; 1 if gradients are exchanged.
+    """
 
     scheme: str
     world_size: int
@@ -37,7 +59,10 @@ class Report:
     def of(
         scheme: str, counters: Counters, world_size: int, memory: Mapping[str, float], layers: bool
     ) -> Report:
-        """A report from counters and the memory's sum of squares by parameter."""
+        """Return a report from counters and the residual's sum of squares by parameter.
+
+        :meta private:
+        """
         gradient = counters.gradient_squares
         rows = tuple(
             (name, math.sqrt(memory.get(name, 0.0)), math.sqrt(gradient.get(name, 0.0)))
@@ -61,11 +86,11 @@ class Report:
 
     @property
     def reduction(self) -> float:
-        """How many times fewer bytes than a dense float32 all-reduce; 1.0 if none were due."""
+        """How many times fewer bytes were sent than by a dense all-reduce in float32."""
         return self.dense_bytes / self.bytes_sent if self.bytes_sent else 1.0
 
     def to_dict(self) -> dict[str, float]:
-        """The same as a flat dictionary of numbers."""
+        """Return the totals as a flat dictionary of numbers."""
         return {
             "steps": self.steps,
             "skipped": self.skipped,
@@ -105,7 +130,7 @@ class Report:
 
 
 def plural(number: int, noun: str, several: str | None = None) -> str:
-    """A number of things, for people.
+    """Return a number and its noun in the singular or plural.
 
     >>> plural(1, "worker"), plural(2500, "worker"), plural(0, "index", "indices")
     ('1 worker', '2,500 workers', '0 indices')
@@ -114,7 +139,7 @@ def plural(number: int, noun: str, several: str | None = None) -> str:
 
 
 def human_bytes(count: float) -> str:
-    """A number of bytes for people: 999 B, 1.2 kB, 3.4 MB, 5.6 GB.
+    """Return a number of bytes in a readable unit: 999 B, 1.2 kB, 3.4 MB, 5.6 GB.
 
     >>> human_bytes(1234567)
     '1.2 MB'

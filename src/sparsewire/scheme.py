@@ -1,7 +1,7 @@
-"""One choice of all parts: defaults, what goes with what, and the notation for it.
+"""A scheme: one choice of each part, with defaults, checks and a text form.
 
-`Scheme(TopK(0.01))` is complete: what is not named is derived from what is. A combination that
-cannot work is refused here, where it is written, with the reason and what to write instead.
+`Scheme(TopK(0.01))` is complete: parts that are not named are derived from the others. A
+combination that cannot work is refused when the scheme is built, with the reason and a remedy.
 """
 
 from __future__ import annotations
@@ -21,26 +21,40 @@ from .segments import Scope, Segments, Shape
 from .selectors import Coordination, Dense, Selector
 from .state import StateField
 
+__all__ = ["FAMILIES", "AnyScheme", "Scheme", "Warmup", "as_scheme", "parse"]
+
 
 @dataclass(frozen=True, repr=False)
 class Scheme(Part):
-    """What is sent, how it is written, what is kept back and how messages meet.
+    """What to send, how to encode it, what to remember and how messages reach the other ranks.
+
+    A scheme is a frozen value. Its `repr` is its text, which `parse` reads back.
 
     Arguments:
-        selector: which coordinates travel.
-        values: how their values are written.
-        indices: how the coordinates are written; the smallest that works if not named.
-        memory: what happens to the rest.
-        collective: how messages meet; derived from the other parts if not named.
-        scope: 'layer', 'global', or the length of chunks within each tensor.
-        dense_below: tensors of fewer elements than this are sent densely.
-        dense_1d: so are 1-D tensors of any size, such as biases and norms.
-        seed: of all random choices.
+        selector: Which coordinates to send.
+        values: How values are encoded.
+        indices: How coordinates are encoded. If None: `Implied()` if every rank can derive the
+            coordinates, else the smallest codec, which is `EliasFano()`, or `Bitmap()` if a rank
+            sends more than about a quarter of the coordinates.
+        memory: What happens to values that are not sent.
+        collective: How messages reach the other ranks. If None: `AllReduce()` if all ranks send
+            the same coordinates and values can be summed, else `AllGather()`.
+        scope: What the selector works on: `'layer'` for each tensor by itself, `'global'` for the
+            whole model, or a number for chunks of that length within each tensor.
+        dense_below: Tensors with fewer elements than this are sent densely.
+        dense_1d: If True, one-dimensional tensors of any size, such as biases and the weights of
+            normalization layers, are sent densely too.
+        seed: The seed of all random choices.
 
-    >>> Scheme(selectors.TopK(0.01)).collective
-    AllGather()
-    >>> parse("Scheme(RandomK(0.01), scope='global')").collective
-    AllReduce()
+    Raises:
+        SchemeError: The parts cannot work together. The message has a remedy.
+
+    >>> import sparsewire as sw
+    >>> scheme = sw.Scheme(sw.RandomK(0.01), values=sw.BFloat16(), scope=4096)
+    >>> scheme.indices, scheme.collective
+    (Implied(), AllReduce())
+    >>> print(scheme)
+    Scheme(RandomK(0.01), values=BFloat16(), scope=4096)
     """
 
     selector: Selector
@@ -66,19 +80,23 @@ class Scheme(Part):
         self._check_parts()
 
     def implied(self, name: str) -> object:
+        """Return the part that is derived from the others if it is not named.
+
+        :meta private:
+        """
         if name == "indices":
             return _smallest(self.selector) if self._needs_indices else Implied()
         if name == "collective":
             selector = self.selector
             adds = selector.coordination.is_shared and self.values.linear
-            if adds and not _is_negotiated(selector):  # else written indices do not go along
+            if adds and not _is_negotiated(selector):  # negotiated values travel without indices
                 adds = not self.indices.written
             return AllReduce() if adds else AllGather()
         return MISSING
 
     @property
     def _needs_indices(self) -> bool:
-        """Whether some rank must write the coordinates for others to know them."""
+        """Whether some rank must send coordinates, because the others cannot derive them."""
         selector = self.selector
         return selector.proposers != "none" or selector.coordination is Coordination.LOCAL
 
@@ -90,18 +108,18 @@ class Scheme(Part):
             is_known = _is_int(scope) and scope >= 1
         if not is_known:
             raise SchemeError(
-                f"scope={scope!r} makes no sense: write 'layer', 'global', or the length of "
-                f"chunks, such as 4096"
+                f"scope must be 'layer', 'global', or the length of chunks such as 4096, not "
+                f"{scope!r}"
             )
         if not (_is_int(self.dense_below) and self.dense_below >= 0):
             raise SchemeError(
-                f"dense_below={self.dense_below!r} makes no sense: it is the number of elements "
-                f"under which tensors are sent densely, or 0"
+                f"dense_below must be the number of elements below which tensors are sent "
+                f"densely, or 0, not {self.dense_below!r}"
             )
         check_flag(self, "dense_1d")
         if not _is_int(self.seed) or not abs(self.seed) < 2**63:
             raise SchemeError(
-                f"seed={self.seed!r} makes no sense: a seed is a whole number of 64 bits"
+                f"seed must be a whole number that fits into 64 bits, not {self.seed!r}"
             )
 
     def _check_parts(self) -> None:
@@ -110,63 +128,66 @@ class Scheme(Part):
             seeded = self.selector.coordination.is_seeded
             remedy = f"{chosen}(…, shared=True)" if seeded else "TopBlock(…)"
             raise SchemeError(
-                f"{self.selector!r} cannot go by {self.collective!r}: ranks pick different "
-                f"coordinates, so their values cannot be added on the way; write "
-                f"collective=AllGather(), or {remedy}, whose coordinates all ranks share"
+                f"{self.selector!r} does not work with {self.collective!r}: ranks pick different "
+                f"coordinates, so their values cannot be summed in transit. Write "
+                f"collective=AllGather(), or use {remedy}, whose coordinates all ranks share"
             )
         if self.collective.adds and not self.values.linear:
             raise SchemeError(
-                f"{self.values!r} cannot go by {self.collective!r}: its messages cannot be added; "
-                f"write collective=AllGather(), or values=Float32()"
+                f"{self.values!r} does not work with {self.collective!r}: its values cannot be "
+                f"summed in transit. Write collective=AllGather(), or values=Float32()"
             )
         if self.values.quantizes and self.selector.sends_all:
             raise SchemeError(
-                f"{self.values!r} cannot go with {self.selector!r}: it quantizes what is selected, "
-                f"and here everything is sent; write a ratio below 1 such as TopK(0.01), or "
-                f"values=BFloat16() for a dense exchange in fewer bytes"
+                f"{self.values!r} does not work with {self.selector!r}: it quantizes selected "
+                f"values, and here everything is sent densely. Write a ratio below 1 such as "
+                f"TopK(0.01), or values=BFloat16() for a dense exchange in fewer bytes"
             )
         keys = [field.key for field in self.fields]
         if len(set(keys)) < len(keys):
             raise SchemeError(
-                f"two parts of {self!r} keep a tensor with the same key: {', '.join(keys)}; give "
+                f"two parts of {self!r} keep a tensor under the same key: {', '.join(keys)}. Give "
                 f"the StateField of one of them another key"
             )
         if _is_negotiated(self.selector):
             self._check_negotiated()
         elif self.collective.adds and self.indices.written:
             raise SchemeError(
-                f"{self.indices!r} cannot go by {self.collective!r}: indices cannot be added; "
-                f"leave indices out, all ranks know them"
+                f"{self.indices!r} does not work with {self.collective!r}: indices cannot be "
+                f"summed in transit. Leave indices out: all ranks know them"
             )
         if not self.indices.written and self._needs_indices:
             raise SchemeError(
-                f"{self.selector!r} needs its indices sent, since they depend on the gradient: "
-                f"write indices=EliasFano() or leave indices out"
+                f"{self.selector!r} needs its indices sent, because they depend on the gradient. "
+                f"Leave indices out, or write indices=EliasFano()"
             )
 
     def _check_negotiated(self) -> None:
         selector, scope = self.selector, self.scope
         if self.collective.fields:
             raise SchemeError(
-                f"{selector!r} cannot go by {self.collective!r}: its ranks have agreed on the "
-                f"coordinates already, so owners have nothing left to choose; leave collective "
-                f"out, and values are added on the way"
+                f"{selector!r} does not work with {self.collective!r}: ranks have agreed on the "
+                f"coordinates already, so owners have nothing left to choose. Leave collective "
+                f"out, and values are summed in transit"
             )
         if self.indices.written and selector.proposers == "none":
             raise SchemeError(
-                f"{self.indices!r} has nothing to write with {selector!r}: its ranks agree on the "
-                f"coordinates by other numbers; leave indices out"
+                f"{self.indices!r} has nothing to encode with {selector!r}, whose ranks agree on "
+                f"the coordinates without sending any. Leave indices out"
             )
         block = getattr(selector, "block", 0)
         if not isinstance(scope, str) and scope <= block:
             raise SchemeError(
                 f"scope={scope!r} leaves {selector!r} nothing to choose: its blocks of {block} are "
-                f"as long as a segment; write a scope of several blocks, or a smaller block="
+                f"as long as a segment. Write a scope of several blocks, or a smaller block="
             )
 
     @property
     def fields(self) -> tuple[StateField, ...]:
-        """What the parts keep from step to step. Without memory, owners forget as well."""
+        """The state that the parts keep for each parameter, as `StateField` objects.
+
+        Without a memory, shard owners keep none either.
+        """
         fields = self.memory.fields + self.selector.fields
         if self.memory.fields:
             fields += self.collective.fields
@@ -176,11 +197,15 @@ class Scheme(Part):
         return fields
 
     def at(self, step: int) -> Scheme:
-        """The scheme of a given step: the same at all steps."""
+        """Return the scheme of a given step; for a `Scheme` always itself."""
         return self
 
     def partition(self, shapes: Mapping[str, Shape]) -> Segments:
-        """Partition these parameters as the scheme says."""
+        """Return the partition of parameters of these shapes, as `Segments`.
+
+        Arguments:
+            shapes: The shapes of the parameters by name.
+        """
         return Segments.partition(
             shapes, self.selector, self.scope, self.dense_below, self.dense_1d
         )
@@ -188,13 +213,20 @@ class Scheme(Part):
 
 @dataclass(frozen=True, repr=False)
 class Warmup(Part):
-    """A scheme that starts dense.
+    """A scheme that starts dense. It works wherever a scheme does.
 
-    For the first `steps` steps everything is sent; with `ease=True` the ratio is eased in instead:
-    at step t (from 0) a share R^(steps/(1+t)) is dropped, where R = 1 − ratio.
+    Arguments:
+        scheme: The scheme to use afterwards: a `Scheme` or a selector.
+        steps: The length of the warm-up in steps.
+        ease: If False, everything is sent until then. If True, the ratio is eased in: step t,
+            counted from 0, drops a share R^(steps/(1+t)) of the coordinates, where R = 1 − ratio.
 
-    >>> Warmup(selectors.TopK(0.01), steps=100).at(99).selector
+    >>> import sparsewire as sw
+    >>> sw.Warmup(sw.TopK(0.01), steps=100).at(99).selector
     Dense()
+    >>> warmup = sw.Warmup(sw.TopK(0.01), steps=100, ease=True)
+    >>> [round(warmup.at(step).selector.ratio, 3) for step in (0, 9, 49, 99, 1000)]
+    [0.634, 0.096, 0.02, 0.01, 0.01]
 
     Reference: Aji & Heafield's later Marian code; Lin et al. 2018.
     """
@@ -207,30 +239,36 @@ class Warmup(Part):
         if isinstance(self.scheme, Selector):
             object.__setattr__(self, "scheme", Scheme(self.scheme))
         if not isinstance(self.scheme, Scheme):
-            raise SchemeError("Warmup wraps a scheme or a selector: Warmup(TopK(0.01), steps=1000)")
+            raise SchemeError(
+                "Warmup's first argument must be a scheme or a selector, as in "
+                "Warmup(TopK(0.01), steps=1000)"
+            )
         check_flag(self, "ease")
         if not _is_int(self.steps) or self.steps < 1:
             raise SchemeError("Warmup's steps must be a whole number of at least 1")
         if self.ease and getattr(self.scheme.selector, "ratio", None) is None:
             raise SchemeError(
-                f"the ratio of {self.scheme.selector!r} cannot be eased in, since it has none; "
-                f"write a ratio such as TopK(0.01), or leave ease out for a dense start"
+                f"the ratio of {self.scheme.selector!r} cannot be eased in, since it has none. "
+                f"Write a ratio such as TopK(0.01), or leave ease out for a dense start"
             )
 
     @property
     def memory(self) -> Memory:
+        """The memory of the scheme."""
         return self.scheme.memory
 
     @property
     def fields(self) -> tuple[StateField, ...]:
+        """The state that the scheme keeps for each parameter."""
         return self.scheme.fields
 
     @property
     def scope(self) -> Scope:
+        """The scope of the scheme."""
         return self.scheme.scope
 
     def at(self, step: int) -> Scheme:
-        """The scheme of a given step."""
+        """Return the scheme of a given step."""
         if step >= self.steps:
             return self.scheme
         full = self.scheme
@@ -259,7 +297,7 @@ class Warmup(Part):
         )
 
     def _eased(self, step: int) -> float:
-        """The ratio of a step, 1.0 if nearly everything is sent."""
+        """Return the ratio of a step during the warm-up."""
         full = self.scheme.selector
         assert isinstance(full, selectors.Sized)
         assert full.ratio is not None
@@ -269,6 +307,7 @@ class Warmup(Part):
 
 
 AnyScheme = Scheme | Warmup
+"""A `Scheme` or a `Warmup`: what `parse` returns."""
 
 FAMILIES: dict[str, tuple[type, ...]] = {
     "scheme": (Scheme, Warmup),
@@ -278,12 +317,23 @@ FAMILIES: dict[str, tuple[type, ...]] = {
     "memory": memory.ALL,
     "collectives": collectives.ALL,
 }
+"""The classes of each family of parts, by the family's name.
+
+The parser, `sparsewire list` and the tests use it.
+"""
 
 
 def parse(text: str) -> AnyScheme:
-    """The scheme that `text` writes down; a selector alone is enough.
+    """Return the scheme that a text describes. No code is run.
 
-    >>> parse("TopK(0.01)")
+    Arguments:
+        text: A `Scheme`, a `Warmup` or a selector, written as in Python.
+
+    Raises:
+        SchemeError: The text cannot be parsed, or its parts cannot work together.
+
+    >>> import sparsewire as sw
+    >>> sw.parse("TopK(0.01)")
     Scheme(TopK(0.01))
     """
     names = {kind.__name__: kind for family in FAMILIES.values() for kind in family}
@@ -291,7 +341,14 @@ def parse(text: str) -> AnyScheme:
 
 
 def as_scheme(given: object) -> AnyScheme:
-    """A scheme from a scheme, a selector, or text in the notation."""
+    """Return a scheme from a scheme, a selector, or the text of either.
+
+    Arguments:
+        given: What a user passed as `scheme`.
+
+    Raises:
+        SchemeError: It is none of these.
+    """
     if isinstance(given, str):
         return parse(given)
     if isinstance(given, Selector):
@@ -299,7 +356,7 @@ def as_scheme(given: object) -> AnyScheme:
     if isinstance(given, (Scheme, Warmup)):
         return given
     raise SchemeError(
-        f"{_shown(given)} is no scheme: write a selector such as TopK(0.01), or "
+        f"{_shown(given)} is not a scheme. Pass a selector such as TopK(0.01), or "
         f"Scheme(TopK(0.01), …)"
     )
 
@@ -309,7 +366,7 @@ def _is_negotiated(selector: Selector) -> bool:
 
 
 def _smallest(selector: Selector) -> IndexCodec:
-    """The index codec with the fewest bits per coordinate at the selector's density."""
+    """Return the index codec with the fewest bits at the selector's density."""
     ratio = getattr(selector, "ratio", None)
     # where all propose, each rank names few, whatever the ratio is
     if ratio is None or selector.proposers == "all":
@@ -322,11 +379,11 @@ def _smallest(selector: Selector) -> IndexCodec:
 def _check_kind(where: str, part: object, kind: type, family: tuple[type, ...]) -> None:
     if not isinstance(part, kind):
         names = ", ".join(f"{member.__name__}()" for member in family)
-        raise SchemeError(f"{where} takes one of {names}; this is {_shown(part)}")
+        raise SchemeError(f"{where} must be one of {names}, not {_shown(part)}")
 
 
 def _shown(thing: object) -> str:
-    """A short repr on one line; a module's own has a line for each layer."""
+    """Return a short repr on one line; that of a module has a line for each layer."""
     return " ".join(reprlib.repr(thing).split())
 
 

@@ -1,7 +1,7 @@
-"""How a flat gradient is partitioned into segments, and how many coordinates each one sends.
+"""Segments: how a flat gradient is partitioned, and how many coordinates each segment sends.
 
-Scope is a partition: `layer` (one segment per tensor), `global` (one for all) and chunks of a fixed
-length are three kinds of it, so that one kernel serves them all.
+A scope is a partition: one segment per tensor (`layer`), one for everything (`global`), or chunks
+of a fixed length. One kernel serves all of them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from torch import Tensor
 from .randomness import name_key
 from .workspace import Workspace
 
+__all__ = ["ParamSlice", "Segment", "Segments"]
+
 Scope = Literal["layer", "global"] | int
 Shape = Sequence[int]
-SEEN = 20  # of a sample, a number that varies by a quarter
+SEEN = 20  # coordinates above a threshold: with fewer, their number varies by more than a quarter
 
 
 class Counts(Protocol):
-    """What a selector says about sizes: entries wanted, and slots set aside for them."""
+    """The sizes that a selector decides: entries to send, and slots for them."""
 
     def entries(self, length: int) -> int: ...
 
@@ -35,7 +37,13 @@ class Counts(Protocol):
 
 @dataclass(frozen=True)
 class ParamSlice:
-    """One parameter's place in the flat gradient."""
+    """The position of one parameter in the flat gradient.
+
+    Arguments:
+        name: The name of the parameter.
+        shape: Its shape.
+        start: The coordinate of its first element.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -43,16 +51,26 @@ class ParamSlice:
 
     @property
     def length(self) -> int:
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def stop(self) -> int:
+        """One past the coordinate of the last element."""
         return self.start + self.length
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of the flat gradient from which `count` coordinates are sent in `capacity` slots."""
+    """A run of the flat gradient from which coordinates are selected.
+
+    Arguments:
+        name: The name of the parameter, with the start of a chunk; `'*'` for the whole model.
+        start: The first coordinate.
+        length: The number of coordinates.
+        count: How many of them to send.
+        capacity: How many slots a message has for them.
+    """
 
     name: str
     start: int
@@ -62,22 +80,28 @@ class Segment:
 
     @property
     def stop(self) -> int:
+        """One past the last coordinate."""
         return self.start + self.length
 
 
 @dataclass(frozen=True)
 class Segments:
-    """A partition of the gradient.
+    """A partition of the flat gradient into segments, which selectors work on.
+
+    `Segments.partition` and `Scheme.partition` make one.
 
     Arguments:
-        params: where the parameters lie.
-        sparse: the segments that coordinates are selected from.
-        dense: the segments that are sent densely.
+        params: The positions of the parameters.
+        sparse: The segments that coordinates are selected from.
+        dense: The segments that are sent densely.
 
-    >>> from sparsewire import TopK
-    >>> s = Segments.partition({"w": (100, 50), "b": (50,)}, TopK(0.01))
-    >>> [(p.name, p.length, p.count) for p in s.sparse], [p.name for p in s.dense]
-    ([('w', 5000, 50)], ['b'])
+    >>> import sparsewire as sw
+    >>> shapes = {"w": (100, 50), "b": (50,)}
+    >>> segments = sw.segments.Segments.partition(shapes, sw.TopK(0.01))
+    >>> [(segment.name, segment.length, segment.count) for segment in segments.sparse]
+    [('w', 5000, 50)]
+    >>> [segment.name for segment in segments.dense]
+    ['b']
     """
 
     params: tuple[ParamSlice, ...]
@@ -92,11 +116,17 @@ class Segments:
         dense_below: int = 1024,
         dense_1d: bool = True,
     ) -> Segments:
-        """Partition parameters, given by name and shape, in the order given.
+        """Partition parameters in the given order.
 
-        Tensors of fewer than `dense_below` elements are sent densely, and with `dense_1d` so are
-        1-D tensors of any size. With a `global` scope they lie behind all others, so that its one
-        segment is contiguous. A segment that would send all it has is sent densely too.
+        With a global scope, tensors that are sent densely come last, so that the one segment is
+        contiguous. A segment that would send all of its coordinates is sent densely too.
+
+        Arguments:
+            shapes: The shapes of the parameters by name.
+            counts: A selector, which decides how many coordinates each segment sends.
+            scope: `'layer'`, `'global'`, or the length of chunks, as for `Scheme`.
+            dense_below: Tensors with fewer elements than this are sent densely.
+            dense_1d: If True, one-dimensional tensors are sent densely too.
         """
         exempt = [
             (dense_1d and len(shape) < 2) or math.prod(shape) < dense_below
@@ -139,11 +169,11 @@ class Segments:
 
     @property
     def size(self) -> int:
-        """Length of the flat gradient."""
+        """The length of the flat gradient."""
         return self.params[-1].stop if self.params else 0
 
     def param_at(self, place: int) -> int:
-        """The number of the parameter that a coordinate lies in."""
+        """Return the number of the parameter that a coordinate belongs to."""
         return bisect_right(self._starts, place) - 1
 
     @cached_property
@@ -152,17 +182,17 @@ class Segments:
 
     @cached_property
     def capacity(self) -> int:
-        """Slots for selected entries in one message."""
+        """The number of slots for selected entries in one message."""
         return sum(segment.capacity for segment in self.sparse)
 
     @cached_property
     def dense_size(self) -> int:
-        """Values that are sent densely."""
+        """The number of values that are sent densely."""
         return sum(segment.length for segment in self.dense)
 
     @cached_property
     def dense_runs(self) -> tuple[tuple[int, int], ...]:
-        """The dense segments as (start, stop), neighbours joined."""
+        """The dense segments as (start, stop), with adjacent ones joined."""
         runs: list[tuple[int, int]] = []
         for segment in sorted(self.dense, key=lambda p: p.start):
             if runs and runs[-1][1] == segment.start:
@@ -173,7 +203,7 @@ class Segments:
 
     @cached_property
     def grids(self) -> tuple[tuple[int, int, int, int], ...]:
-        """Segments of one size that lie side by side, as (start, rows, length, count)."""
+        """Adjacent segments of the same size, as (start, rows, length, count)."""
         grids: list[tuple[int, int, int, int]] = []
         for segment in self.sparse:
             if grids:
@@ -186,11 +216,13 @@ class Segments:
         return tuple(grids)
 
     def strides(self, sample: int) -> tuple[int, ...]:
-        """Every how manyth coordinate of each segment a sample looks at.
+        """Return the sampling stride for each segment.
 
-        There are about `sample` of them in all, shared out by length, and more where fewer than
-        `SEEN` of a segment's would else be among those it wants to send. A stride has no factor in
-        common with what tensors are made of, or it would see the same columns and taps only.
+        The samples have about `sample` coordinates in all, divided by length. A segment gets more
+        if fewer than `SEEN` of its sample would be among the coordinates to send. A stride is
+        coprime to the sizes of the tensor, so that it does not see the same columns only.
+
+        :meta private:
         """
         total = sum(segment.length for segment in self.sparse)
         return tuple(
@@ -199,17 +231,17 @@ class Segments:
         )
 
     def table(self, device: torch.device, work: Workspace) -> SegmentTable:
-        """The segments as tensors, one row each, kept for every later step."""
+        """Return the columns of `sparse` as tensors on a device, kept in a rank's workspace."""
         return work.kept(self, ("table", device), lambda: SegmentTable.of(self.sparse, device))
 
     def views(self, flat: Tensor) -> Iterable[tuple[ParamSlice, Tensor]]:
-        """The flat gradient parameter by parameter."""
+        """Return each parameter's position and its view of the flat gradient."""
         for param in self.params:
             yield param, flat[param.start : param.stop]
 
 
 def _coprime(most: int, other: int) -> int:
-    """The largest number up to `most` that has no factor in common with another.
+    """Return the largest number up to `most` that is coprime to another number.
 
     >>> _coprime(111, 6 * 512 * 512 * 9), _coprime(4, 6)
     (109, 1)
@@ -219,7 +251,7 @@ def _coprime(most: int, other: int) -> int:
 
 @dataclass(frozen=True)
 class SegmentTable:
-    """The columns of `Segments.sparse` on a device, and which segment each entry belongs to."""
+    """The columns of `Segments.sparse` as tensors, and the segment that each entry belongs to."""
 
     keys: Tensor
     starts: Tensor
@@ -251,8 +283,7 @@ class SegmentTable:
 
 @dataclass(frozen=True)
 class TileTable:
-    """Runs of coordinates that lie in one parameter and in one segment, as int64 columns,
-    ascending."""
+    """Runs of coordinates within one parameter and one segment, as ascending int64 columns."""
 
     starts: Tensor
     stops: Tensor

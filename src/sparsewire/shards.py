@@ -1,12 +1,12 @@
-"""Which rank owns which coordinates, when a gradient is shared out among all of them.
+"""Shards: which rank owns which coordinates.
 
-Every parameter is dealt like a pack of cards: `BLOCK` coordinates at a time, one card to each rank
-in a turn, and turns begin with different ranks. So every rank owns as much of the busy places of a
-gradient as of the quiet ones, and who owns what depends on the parameter's name and size alone, not
-on where DDP lays it.
+Ownership is block-cyclic. Every parameter is divided into blocks of `BLOCK` coordinates. Each round
+gives one block to every rank, and rounds begin with different ranks. Every rank therefore owns as
+much of the regions where many entries are selected as of the others. The owner of a coordinate
+depends only on the parameter's name and size, and not on DDP's buckets.
 
-An owner's coordinates make up a flat gradient of its own, in the same order, with `Segments` of its
-own: selectors, codecs and kernels work on it as on any other.
+The coordinates of an owner form a flat gradient in the same order, with `Segments` of its own, so
+that selectors, codecs and kernels work on it as on any other gradient.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from .randomness import name_key
 from .segments import ParamSlice, Segment, Segments
 from .workspace import Workspace
 
-SLACK = 1.25  # room for what one rank sends one owner, against an equal share of its entries
+SLACK = 1.25  # slots for the entries of one rank at one owner, relative to an equal share
 BLOCK = 16  # coordinates: a cache line of float32
 
 Number = TypeVar("Number", int, Tensor)
 
 
 def rotation(turn: Number, key: Number, world_size: int) -> Number:
-    """Which owner gets the first card of a turn."""
+    """Return the owner of the first block of a round."""
     return (((turn * 40503 + key) & 0xFFFF) * world_size) >> 16
 
 
 @cache
 def block_key(name: str) -> int:
-    """What sets a parameter's turns apart from another's."""
+    """Return the key of a parameter's rounds."""
     return name_key(name) & 0xFFFF
 
 
 def owned(name: str, length: int, owner: int, world_size: int) -> int:
-    """How many of the first `length` coordinates of a parameter an owner has."""
+    """Return how many of the first `length` coordinates of a parameter belong to an owner."""
     turn, left = divmod(length, BLOCK * world_size)
     block = (owner - rotation(turn, block_key(name), world_size)) % world_size
     return turn * BLOCK + min(max(left - block * BLOCK, 0), BLOCK)
 
 
 def owners(name: str, length: int, world_size: int) -> Tensor:
-    """Which rank owns each coordinate of a parameter."""
+    """Return the owner of each coordinate of a parameter."""
     block = torch.arange(length) // BLOCK
     return (
         block + rotation(block // world_size, torch.tensor(block_key(name)), world_size)
@@ -59,14 +59,15 @@ def owners(name: str, length: int, world_size: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Shards:
-    """A gradient shared out among `world_size` owners.
+    """A gradient whose coordinates are divided among owners.
 
     Arguments:
-        segments: how the gradient is cut.
-        world_size: how many owners there are.
-        ratio: the share of its coordinates that an owner sends back; None: as many as a rank sends,
-            1.0: all that it was sent.
-        clustered: a rank's entries lie side by side, and may all fall on a few cards.
+        segments: The segments of the gradient.
+        world_size: The number of owners.
+        ratio: The share of its coordinates that an owner sends back. If None, as many as a rank
+            sends; with 1.0, all that arrived.
+        clustered: True if the entries of a rank are neighbours, which may all fall into a few
+            blocks.
     """
 
     segments: Segments
@@ -76,7 +77,7 @@ class Shards:
 
     @cached_property
     def slots(self) -> tuple[int, ...]:
-        """Where each owner's slots begin, and where the last one's end."""
+        """The start of each owner's slots, and the end of the last one's."""
         return tuple(itertools.accumulate((part.capacity for part in self._parts), initial=0))
 
     @cached_property
@@ -85,11 +86,11 @@ class Shards:
         return replace(self.segments, dense=())
 
     def part(self, owner: int) -> Segments:
-        """An owner's coordinates, with room for the entries that one rank sends it."""
+        """Return an owner's coordinates, with slots for the entries that one rank sends it."""
         return self._parts[owner]
 
     def result(self, owner: int) -> Segments:
-        """An owner's coordinates, with room for the entries that it sends back."""
+        """Return an owner's coordinates, with slots for the entries that it sends back."""
         return self._results[owner]
 
     @cached_property
@@ -120,7 +121,7 @@ class Shards:
 
     @cached_property
     def _spans(self) -> tuple[tuple[ParamSlice, ...], ...]:
-        """Every owner's parameters: what it owns of each parameter."""
+        """For each owner, the coordinates that it owns of each parameter."""
         rows: list[tuple[ParamSlice, ...]] = []
         for owner in range(self.world_size):
             params: list[ParamSlice] = []
@@ -133,17 +134,17 @@ class Shards:
 
     @cached_property
     def _segments(self) -> tuple[tuple[Segment, bool], ...]:
-        """All segments in order, and whether each is sent densely."""
+        """All segments in order, and whether each of them is sent densely."""
         both = [(segment, False) for segment in self.segments.sparse]
         both += [(segment, True) for segment in self.segments.dense]
         return tuple(sorted(both, key=lambda entry: entry[0].start))
 
     def extent(self, segment: Segment, owner: int) -> tuple[int, int]:
-        """Where a segment lies in an owner's shard."""
+        """Return the start and stop of a segment in an owner's shard."""
         return self._before(segment.start, owner), self._before(segment.stop, owner)
 
     def _before(self, edge: int, owner: int) -> int:
-        """How many of an owner's coordinates lie before one of the gradient's."""
+        """Return how many of an owner's coordinates come before a coordinate of the gradient."""
         local = self._spans[owner]
         if edge == self.segments.size:
             return local[-1].stop
@@ -152,7 +153,7 @@ class Shards:
         return local[number].start + owned(param.name, edge - param.start, owner, self.world_size)
 
     def part_capacity(self, segment: Segment, length: int) -> int:
-        """Slots for the entries of a segment that one rank sends to an owner of `length` of it."""
+        """Return the slots for a segment's entries from one rank, at an owner of `length` of it."""
         share = segment.count * length / segment.length
         slots = math.ceil(max(SLACK * share, share + 3 * math.sqrt(share)))
         if self.clustered:
@@ -160,7 +161,7 @@ class Shards:
         return min(slots, length, segment.capacity)
 
     def _result_capacity(self, segment: Segment, length: int, part: int) -> tuple[int, int]:
-        """How many entries of a segment an owner of `length` sends back, in how many slots."""
+        """Return how many entries of a segment an owner of `length` sends back, and their slots."""
         if self.ratio == 1.0:
             count = min(length, self.world_size * part)
             return count, count
@@ -170,21 +171,21 @@ class Shards:
         return count, min(length, math.ceil(count * segment.capacity / segment.count))
 
     def table(self, device: torch.device, work: Workspace) -> ShardTable:
-        """The shards as tensors, kept for every later step."""
+        """Return the shards as tensors, kept in a rank's workspace."""
         return work.kept(self, ("table", device), lambda: ShardTable.of(self, device))
 
 
 @dataclass(frozen=True)
 class ShardTable:
-    """Who owns what and how many slots there are for it, as int64 tensors."""
+    """The owners of coordinates and the slots for their entries, as int64 tensors."""
 
     starts: Tensor  # of each parameter in the gradient
-    keys: Tensor  # of each parameter's turns
-    local: Tensor  # of each parameter in every owner's shard: a row for each owner
-    segments: Tensor  # where each segment begins in the gradient
+    keys: Tensor  # of each parameter's rounds
+    local: Tensor  # the start of each parameter in every owner's shard: a row for each owner
+    segments: Tensor  # the start of each segment in the gradient
     capacities: Tensor  # slots for each segment in a part: a row for each owner
-    slots: Tensor  # where each owner's slots begin, and where the last one's end
-    fillers: Tensor  # for each slot, what it holds if nothing else: its owner's the padding index
+    slots: Tensor  # the start of each owner's slots, and the end of the last one's
+    fillers: Tensor  # for each slot, its owner's padding index
 
     @staticmethod
     def of(shards: Shards, device: torch.device) -> ShardTable:

@@ -586,36 +586,36 @@ def test_one_grad_scaler_of_two_models(first: int) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"optimizer": None}, "needs the optimizer, or a list of all"),
-        ({"optimizer": []}, "an empty list: pass those that step the model"),
+        ({"optimizer": None}, "with a list if several step the model"),
+        ({"optimizer": []}, "an empty list. Pass the optimizers"),
         ({"optimizer": torch.optim.SGD}, r"optimizer is a torch optimizer such as .*not <class"),
         ({"optimizer": [3]}, "optimizer is a torch optimizer such as .*not 3"),
         ({"optimizer": sgd([nn.Parameter(torch.zeros(1))])}, "none of this model's parameters"),
-        ({"every": 0}, "every is a whole number of at least 1, not 0"),
-        ({"every": 1.5}, "every is a whole number of at least 1, not 1.5"),
-        ({"every": True}, "every is a whole number of at least 1, not True"),
-        ({"delay": 2}, "delay is a whole number from 0 to 1, not 2"),
-        ({"delay": True}, "delay is a whole number from 0 to 1, not True"),
-        ({"step_ahead": 1.5}, "step_ahead is a share from 0 to 1, or 'auto', not 1.5"),
-        ({"step_ahead": -0.1}, "step_ahead is a share from 0 to 1, or 'auto', not -0.1"),
-        ({"step_ahead": math.nan}, "step_ahead is a share from 0 to 1, or 'auto', not nan"),
-        ({"step_ahead": True}, "step_ahead is a share from 0 to 1, or 'auto', not True"),
-        ({"step_ahead": "max"}, "step_ahead is a share from 0 to 1, or 'auto', not 'max'"),
+        ({"every": 0}, "every must be a whole number of at least 1, not 0"),
+        ({"every": 1.5}, "every must be a whole number of at least 1, not 1.5"),
+        ({"every": True}, "every must be a whole number of at least 1, not True"),
+        ({"delay": 2}, "delay must be a whole number from 0 to 1, not 2"),
+        ({"delay": True}, "delay must be a whole number from 0 to 1, not True"),
+        ({"step_ahead": 1.5}, "step_ahead must be from 0 to 1, or 'auto', not 1.5"),
+        ({"step_ahead": -0.1}, "step_ahead must be from 0 to 1, or 'auto', not -0.1"),
+        ({"step_ahead": math.nan}, "step_ahead must be from 0 to 1, or 'auto', not nan"),
+        ({"step_ahead": True}, "step_ahead must be from 0 to 1, or 'auto', not True"),
+        ({"step_ahead": "max"}, "step_ahead must be from 0 to 1, or 'auto', not 'max'"),
         ({"outer": "SGD"}, r"outer is an optimizer over the model's parameters.*not 'SGD'"),
         ({"outer": sgd([nn.Parameter(torch.zeros(1))])}, "outer does not step token, which trains"),
         ({"on_nonfinite": "ignore"}, "on_nonfinite is 'raise' or 'skip', not 'ignore'"),
         ({"scaler": True}, "scaler is the GradScaler of the training loop, not True"),
         ({"timeout": 0}, "timeout is a number of seconds above 0"),
-        ({"communicate": "weights"}, "communicate is 'gradients' or 'updates', not 'weights'"),
+        ({"communicate": "weights"}, "communicate must be 'gradients' or 'updates', not 'weights'"),
         ({"follow_lr": True}, "follow_lr is an option for communicate='gradients'"),
         (
             {"communicate": "gradients", "every": 2},
-            "every is an option for communicate='updates', not for 'gradients'",
+            "every is an option for communicate='updates', and this model exchanges gradients",
         ),
         ({"communicate": "gradients"}, r"this Net holds none: wrap it as DDP\(model\) first"),
         (
             {"communicate": "gradients", "optimizer": []},
-            "takes one optimizer, such as .*, and not a list: .*communicate='updates'",
+            "takes one optimizer, not a list. .*or exchange updates",
         ),
         (
             {"scheme": "Scheme(TopK(0.05), memory=NoMemory())", "step_ahead": 0.5},
@@ -629,7 +629,7 @@ def test_one_grad_scaler_of_two_models(first: int) -> None:
             {"intra_node": 2, "step_ahead": "auto"},
             "step_ahead needs every rank's own residual, and with intra_node=",
         ),
-        ({"intra_node_dtype": torch.bfloat16}, "no machine is given: pass intra_node"),
+        ({"intra_node_dtype": torch.bfloat16}, "intra_node is not given"),
     ],
     ids=str,
 )
@@ -645,7 +645,7 @@ def test_wrong_options_are_refused(options: dict[str, Any], reason: str) -> None
 
 def test_other_refusals() -> None:
     net, optimizer, wire = start()
-    with pytest.raises(sw.errors.AttachError, match=r"attached already: call detach\(\)"):
+    with pytest.raises(sw.errors.AttachError, match=r"attached already. Call detach\(\)"):
         sw.attach(net, SPARSE, optimizer=optimizer)
     wire.detach()
     with pytest.raises(TypeError, match="unexpected keyword argument 'evry'"):
@@ -681,7 +681,7 @@ def test_what_is_exchanged_if_nobody_says(
     assert _choose(True, sw.parse(scheme), optimizer, options) == kind
     assert _choose(False, sw.parse(scheme), optimizer, options) == "updates"
     is_told = kind == "updates" and make is not sgd
-    assert ("say communicate='updates' or 'gradients' to choose" in caplog.text) == is_told
+    assert ("Pass communicate='updates' or 'gradients' to choose" in caplog.text) == is_told
 
 
 def test_under_ddp(group: None) -> None:
@@ -690,7 +690,7 @@ def test_under_ddp(group: None) -> None:
     optimizer = adamw(ddp.parameters())
     wire = sw.attach(ddp, SPARSE, optimizer=optimizer)
     assert isinstance(wire, sw.SparseUpdates)
-    with pytest.raises(sw.errors.AttachError, match=r"attached already: call detach\(\)"):
+    with pytest.raises(sw.errors.AttachError, match=r"attached already. Call detach\(\)"):
         sw.attach(ddp, SPARSE, optimizer=optimizer)
     train(ddp, optimizer, range(3))
     gradients = [p.grad.clone() for p in ddp.parameters()]  # type: ignore[union-attr]
@@ -812,9 +812,9 @@ def _damaged(kind: str, value: Tensor | None) -> Callable[[dict[str, Any]], dict
         (lambda state: {**state, "memory": {}}, "lacks"),
         (lambda state: {**state, "identity": "TopK(0.5)"}, "attach with the saved scheme"),
         (lambda state: {**state, "local_world_size": 2}, "machines with 2 ranks each"),
-        (lambda state: {**state, "updates": None}, "an exchange of gradients: attach with"),
+        (lambda state: {**state, "updates": None}, "an exchange of gradients. Attach with"),
         (lambda state: {**state, "updates": 5}, "cannot be read"),
-        (_updates(every=7), "is of every=7, delay=0, and this model runs every=3, delay=0"),
+        (_updates(every=7), "with every=7, delay=0, and this model has every=3, delay=0"),
         (_updates(delay=1), "does not fit"),  # where did that round begin?
         (_updates(local_step=3), "does not fit"),
         (_updates(local_step="2"), "does not fit"),
@@ -958,10 +958,10 @@ def test_a_list_that_is_not_one_checkpoint_is_refused() -> None:
     _, _, wire = resumable({}, 0)
     before = wire.state_dict()
     cases: list[tuple[Any, str, str]] = [
-        ([first, second], "raise", r"a list of 2 states: .* on_world_size_change='resize' to let"),
+        ([first, second], "raise", r"a list of 2 states, .* on_world_size_change='resize'"),
         (first, "raise", r"rank 0 of 2, and this is rank 0 of 1: to go on with another number"),
         (first, "resize", "pass the list of all ranks' states and on_world_size_change='resize'"),
-        ([first, second], "shrink", "is 'raise' or 'resize', not 'shrink'"),
+        ([first, second], "shrink", "must be 'raise' or 'resize', not 'shrink'"),
         ([], "resize", "the list of states is empty"),
         ([first], "resize", "number 0 of the list is the state of rank 0 of 2, and the list has 1"),
         ([second, first], "resize", "number 0 of the list is the state of rank 1 of 2"),

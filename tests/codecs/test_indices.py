@@ -103,7 +103,7 @@ def test_int32_reaches_its_limit_and_says_so() -> None:
     assert codec.decode(codec.encode(indices, largest), largest).tolist() == [2**31 - 2]
     beyond = Segments((ParamSlice("x", (2**31,), 0),), (), ())
     with pytest.raises(
-        sw.errors.SchemeError, match=r"2\^31 coordinates .* use indices=EliasFano\(\)"
+        sw.errors.SchemeError, match=r"2\^31 coordinates.* Use indices=EliasFano\(\)"
     ):
         codec.encode(indices, beyond)
 

@@ -178,7 +178,7 @@ def test_state_that_does_not_fit_is_refused(two: Cluster) -> None:
         "format": "format 1, and this version of sparsewire reads 3",
         "no format": "state_dict()",
         "digest": "its digest does not match",
-        "list": "this is a list of 2 states: pass the one of this rank",
+        "list": "this is a list of 2 states, and a rank resumes from its own",
         "step": "'x'",
         "late": "a whole number from 0 to 2^63 - 1",
         "rate": "not positive, finite numbers",

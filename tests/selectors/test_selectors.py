@@ -98,7 +98,7 @@ def test_default_is_one_percent(kind: type[Sized]) -> None:
         ({"ratio": 0.0}, "above 0 and at most 1"),
         ({"ratio": -0.1}, "above 0 and at most 1"),
         ({"ratio": 1.5}, r"count=100"),
-        ({"ratio": 100}, r"for a number of coordinates write \w+\(count=100\)"),
+        ({"ratio": 100}, r"or \w+\(count=100\) for a number of coordinates"),
         ({"ratio": math.nan}, "above 0 and at most 1"),
         ({"ratio": math.inf}, "above 0 and at most 1"),
         ({"ratio": True}, "must be a number"),

@@ -1,4 +1,4 @@
-"""`attach`: one call that exchanges a model's gradients, or its updates, from then on."""
+"""`attach`: start exchanging a model's gradients or updates with one call."""
 
 from __future__ import annotations
 
@@ -82,48 +82,94 @@ def attach(
     communicate: Literal["gradients", "updates"] | None = None,
     **options: Any,
 ) -> Attached:
-    """Exchange what a model learns by `scheme`, from the next step on. Call it on all ranks.
+    """Exchange a model's gradients or updates sparsely, from the next step on.
+
+    Call it on all ranks, with the same scheme, options and model. The ranks compare these before
+    the call returns. If the call fails, the model is as it was before.
+
+    Without `communicate`, updates are exchanged
+
+    - for a model without DDP;
+    - if an option for updates is given;
+    - for Adam, AdamW, Adagrad, Adafactor, RMSprop, LAMB and other adaptive optimizers, which are
+      recognised by name, unless the scheme sends everything or has `MomentumCorrection`, or
+      `follow_lr` is set. Rank 0 logs a warning that says so.
+
+    In all other cases gradients are exchanged, and so they are if no `optimizer` is given for a
+    DDP model.
 
     Arguments:
-        model: a `DistributedDataParallel` module, as it is or wrapped by a compiler or framework.
-            Updates can be exchanged for any other module as well.
-        scheme: a `Scheme`, a selector such as `TopK(0.01)`, or either one's text.
-        optimizer: the one that steps this model, or for updates a list of all that do. Give it on
-            all ranks or on none.
-        communicate: 'gradients', in backward and before the optimizer, or 'updates', which each
-            rank's optimizer computes from its own gradient. Left out, it is updates for Adam and
-            the other adaptive optimizers, for a model without DDP, and if an option says so.
+        model: A `DistributedDataParallel` module, also if it is wrapped by `torch.compile`, Fabric
+            or a Lightning strategy. To exchange updates, any other module works as well.
+        scheme: What to send: a `Scheme`, a `Warmup`, a selector such as `TopK(0.01)`, or the text
+            of any of them.
+        optimizer: The optimizer that steps this model; to exchange updates, a list if there are
+            several. Updates always need it. Gradients need it for `MomentumCorrection`, for
+            `follow_lr`, and to make a skipped step change nothing at all. Pass it on all ranks or
+            on none.
+        communicate: `'gradients'` exchanges them during backward, before the optimizer.
+            `'updates'` lets each rank's optimizer step on the rank's own gradient and exchanges
+            the resulting changes of the weights. If None, see above.
 
     Options for both:
-        scaler: the `GradScaler`, if one is used.
-        on_nonfinite: NaN or infinity on any rank makes all ranks 'raise'. With 'skip', all ranks
-            leave the step out (gradients), or the rank its own part of it (updates).
-        timeout: seconds, or a `timedelta`, after which a rank that does not answer is an error.
-        intra_node: the ranks that share a machine, which take part as one: a process group, one
-            dimension of a `DeviceMesh`, the number of ranks on every machine, or 'local' to take
-            that from torchrun.
-        intra_node_dtype: what is added up inside a machine, such as `torch.bfloat16`.
-        audit_every: steps between two comparisons of all ranks' weights, which raise if any rank
-            has drifted away; None for no comparison.
+        scaler: The `GradScaler` of the training loop, if there is one. It sees overflows on any
+            rank, and the residual follows its scale.
+        on_nonfinite: What to do if a gradient or an update has NaN or infinity on any rank:
+            `'raise'` on all ranks, or `'skip'`. Skipping leaves out the step on all ranks
+            (gradients), or this rank's part of it (updates).
+        timeout: Seconds, or a `timedelta`, after which a rank that does not answer is an error.
+            60 by default.
+        intra_node: The ranks that share a machine. They average densely, and one rank of each
+            machine exchanges the average sparsely with the other machines. Pass a process group,
+            one dimension of a `DeviceMesh`, the number of ranks on every machine, or `'local'` to
+            use torchrun's number.
+        intra_node_dtype: The type of the sums inside a machine, such as `torch.bfloat16`. If None,
+            the type of the values.
+        audit_every: Compare the weights of all ranks every so many steps, 100 by default, and
+            raise if they differ. None turns the comparison off.
 
     Options for gradients:
-        follow_lr: rescale the memory when the learning rate changes, so that what was held back is
-            applied at the rate it was computed with, as in Algorithm 1 (γ inside the memory).
+        follow_lr: If True, rescale the residual when the learning rate changes, so that an old
+            gradient is applied at the rate at which it was computed. This is Algorithm 1 of
+            Eghlidi & Jaggi 2020, where the learning rate is inside the memory.
 
     Options for updates:
-        every: H local steps between two exchanges.
-        delay: 1 lets an exchange run beside the next H steps, at whose end it is applied.
-        step_ahead: λ from 0 to 1: compute gradients at x − λ·e, where the shared weights x would be
-            if nothing of this rank's residual e were late. By default 'auto', which measures the
-            share of the residual that the ranks have in common.
-        outer: an optimizer over the same parameters that gets the mean update as its gradient, as
-            DiLoCo does. Without one, the mean is subtracted.
-        process_group: who takes part, if the model is not under DDP.
+        every: H, the number of local steps between two exchanges. 1 by default.
+        delay: With 1 the exchange runs during the next H steps, and its result is applied at their
+            end. With 0, the default, `optimizer.step()` waits for it.
+        step_ahead: λ from 0 to 1. A rank computes its gradients at x − λ·e, where x are the shared
+            weights and e is its residual. By default it is `'auto'`, which measures the share of
+            the residual that the ranks have in common; it is 0 without a residual and with
+            `intra_node`.
+        outer: An optimizer over the same parameters that gets the mean update as its gradient, as
+            in DiLoCo. Without one, the mean update is subtracted from the shared weights.
+        process_group: The ranks that take part, if the model is not under DDP. If None, the
+            default group, or this process alone if there is none.
 
-    Returns what counts, saves and loads: its `state_dict()` belongs into every rank's checkpoint.
+    Returns:
+        A `SparseHookState` if gradients are exchanged, a `SparseUpdates` if updates are. Keep it:
+        its `state_dict()` belongs in every rank's checkpoint.
+
+    Raises:
+        AttachError: The model, the optimizer or an option cannot work, or an option belongs to the
+            other kind of exchange.
+        DisagreementError: The ranks disagree on the scheme, an option or the model.
+
+    In a single process, without a process group:
+
+    >>> import torch
+    >>> import sparsewire as sw
+    >>> net = torch.nn.Linear(64, 64)
+    >>> optimizer = torch.optim.AdamW(net.parameters())
+    >>> wire = sw.attach(net, sw.TopK(0.01), optimizer=optimizer)
+    >>> net(torch.ones(64)).sum().backward()
+    >>> optimizer.step()
+    >>> wire.steps
+    1
+    >>> wire.detach()
     """
     if communicate not in (None, "gradients", "updates"):
-        raise AttachError(f"communicate is 'gradients' or 'updates', not {communicate!r}")
+        raise AttachError(f"communicate must be 'gradients' or 'updates', not {communicate!r}")
     ddp = search_ddp(model)  # refuses swapped arguments
     kind = communicate or _choose(ddp is not None, as_scheme(scheme), optimizer, options)
     _check_options(kind, options)
@@ -131,9 +177,9 @@ def attach(
         return SparseUpdates(model, scheme, optimizer=optimizer, **options)
     if optimizer is not None and isinstance(optimizer, Sequence):
         raise AttachError(
-            "communicate='gradients' takes one optimizer, such as "
-            "torch.optim.SGD(model.parameters(), lr=0.1), and not a list: pass the one that steps "
-            "this model, or a list of several with communicate='updates'"
+            "communicate='gradients' takes one optimizer, not a list. Pass the optimizer that "
+            "steps this model, such as torch.optim.SGD(model.parameters(), lr=0.1), or exchange "
+            "updates, which take a list"
         )
     state = SparseHookState(model, scheme, optimizer=optimizer, **options)
     try:
@@ -159,7 +205,7 @@ _BOTH = (
 def _choose(
     is_ddp: bool, scheme: AnyScheme, optimizer: object, options: dict[str, Any]
 ) -> Literal["gradients", "updates"]:
-    """Return what to exchange for a user who has not said it."""
+    """Return what to exchange if the user did not choose."""
     if any(name in options for name in _UPDATES) or not is_ddp:
         return "updates"
     needs_gradients = isinstance(scheme.memory, MomentumCorrection) or options.get("follow_lr")
@@ -167,8 +213,8 @@ def _choose(
         return "gradients"
     if not dist.is_initialized() or dist.get_rank() == 0:
         log.warning(
-            "%s: exchanging updates, because it would normalise away what gradients bring late "
-            "(docs/choosing.md); say communicate='updates' or 'gradients' to choose",
+            "%s: exchanging updates, because this optimizer would scale down gradients that "
+            "arrive late (docs/choosing.md). Pass communicate='updates' or 'gradients' to choose",
             type(optimizer).__name__,
         )
     return "updates"
@@ -179,6 +225,9 @@ def _check_options(kind: str, options: dict[str, Any]) -> None:
     for name in options:
         if name in others:
             other = "gradients" if kind == "updates" else "updates"
-            raise AttachError(f"{name} is an option for communicate='{other}', not for '{kind}'")
+            raise AttachError(
+                f"{name} is an option for communicate='{other}', and this model exchanges {kind}. "
+                f"Leave it out, or pass communicate='{other}'"
+            )
         if name not in (*mine, *_BOTH):
             raise TypeError(f"attach() got an unexpected keyword argument {name!r}")

@@ -1,4 +1,4 @@
-"""What `attach` returns, whatever is exchanged: numbers to read, and what a checkpoint needs."""
+"""What the objects that `attach` returns have in common: counters, reports and saved state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ..state import resize
 
 
 class Attached(ABC):
-    """The exchange of one model, which goes on until `detach`."""
+    """Base of the objects that `attach` returns: the exchange of one model, until `detach`."""
 
     @property
     @abstractmethod
@@ -37,36 +37,42 @@ class Attached(ABC):
     @property
     @abstractmethod
     def group(self) -> DistributedGroup | Alone:
-        """All ranks that take part."""
+        """The ranks that take part: `group.rank` and `group.size` are this rank's number and the
+        number of ranks."""
 
     @property
     @abstractmethod
     def error(self) -> SparsewireError | None:
-        """The last failure in full."""
+        """The last failure as the original exception, or None."""
 
     @abstractmethod
     def detach(self) -> None:
-        """Take the exchange away from the model. Call it on all ranks."""
+        """Stop exchanging. Call it on all ranks."""
 
     @property
     def scheme(self) -> AnyScheme:
-        """What was attached."""
+        """The scheme that was attached."""
         return self._session.scheme
 
     @property
     def counters(self) -> Counters:
-        """What the exchange counts, to read."""
+        """The running totals that reports are made from.
+
+        Set `wire.counters.trace = []` to record every stage with its begin and end.
+        """
         return self._session.counters
 
     @property
     def steps(self) -> int:
-        """Exchanges so far, those before a restart included."""
+        """The number of exchanges so far, including those before a restart."""
         return self._session.steps
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank must save, beside model and optimizer, to go on as if never stopped.
+        """Return the state that this rank must save to resume: plain values and tensors.
 
-        An exchange of updates that is under way ends first.
+        Save it on every rank, beside model and optimizer. An exchange of updates that is under way
+        is waited for. The state holds a digest of its numbers, so that `load_state_dict` notices a
+        corrupt file.
         """
         own = self._saved()  # first, since it may wait for an exchange
         local = self._session.topology.local_world_size
@@ -79,24 +85,31 @@ class Attached(ABC):
         *,
         on_world_size_change: Literal["raise", "resize"] = "raise",
     ) -> None:
-        """Go on from saved state, checked as a whole before anything changes.
+        """Resume from saved state. It is checked as a whole before anything changes.
 
         Arguments:
-            state: what `state_dict` returned on this rank; or a list of what it returned on all
-                ranks, in their order.
-            strict: False lets another scheme in, if its memory is of the same kind.
-            on_world_size_change: another number of ranks than saved the state may 'resize' it, for
-                which all of them need the list.
+            state: The result of `state_dict` on this rank; or a list of the results on all ranks,
+                in the order of the ranks.
+            strict: If False, accept the state of another scheme, provided that its memory is of
+                the same kind.
+            on_world_size_change: `'resize'` accepts a list that was saved by another number of
+                ranks, or with another `intra_node`, and distributes it; pass the same list on
+                every rank. `'raise'`, the default, refuses it.
+
+        Raises:
+            StateError: The state does not fit this scheme, model, rank or number of ranks, or is
+                corrupt.
         """
         if on_world_size_change not in ("raise", "resize"):
             raise StateError(
-                f"on_world_size_change is 'raise' or 'resize', not {on_world_size_change!r}"
+                f"on_world_size_change must be 'raise' or 'resize', not {on_world_size_change!r}"
             )
         if isinstance(state, (list, tuple)):
             if on_world_size_change == "raise":
                 raise StateError(
-                    f"this is a list of {plural(len(state), 'state')}: pass the one of this rank, "
-                    f"or on_world_size_change='resize' to let another number of ranks go on"
+                    f"this is a list of {plural(len(state), 'state')}, and a rank resumes from "
+                    f"its own. Pass the state of this rank, or on_world_size_change='resize' to "
+                    f"resume with another number of ranks"
                 )
             for each in state:
                 verify(each)
@@ -110,23 +123,23 @@ class Attached(ABC):
         local, before = self._session.topology.local_world_size, state["local_world_size"]
         if before != local:
             raise StateError(
-                f"the saved state is of machines with {plural(before, 'rank')} each, and here they "
-                f"have {local}: attach with the same intra_node="
+                f"the state was saved on machines with {plural(before, 'rank')} each, and these "
+                f"have {local}. Attach with the same intra_node="
             )
         self._load(state, strict)
 
     @abstractmethod
     def _saved(self) -> dict[str, Any]:
-        """What is saved beside the state of the session."""
+        """Return what is saved beside the state of the session."""
 
     @abstractmethod
     def _load(self, state: Mapping[str, Any], strict: bool) -> None:
-        """Take over this rank's state, which is as it was saved, once it is seen to fit."""
+        """Check this rank's state, whose digest is right, and load it."""
 
     def _merged(self, states: Sequence[Mapping[str, Any]], strict: bool) -> dict[str, Any]:
-        """Return what this rank goes on with, from what all ranks of another number saved.
+        """Return this rank's state, from the states of another number of ranks.
 
-        Only ranks that exchange keep a memory, of which there is one for each machine.
+        Only ranks that exchange have a residual: one rank of each machine.
         """
         session, topology = self._session, self._session.topology
         for each in states:
@@ -146,8 +159,8 @@ class Attached(ABC):
     def stats(self) -> dict[str, float]:
         """Return the counts of the last step as a flat dictionary of numbers, for any logger.
 
-        Cheap enough to call at every step: `gradient_norm` comes from what the exchange computed,
-        and `memory_norm` is estimated from a sample of the memory. `report()` has running totals.
+        It is cheap enough to call at every step: `gradient_norm` is a by-product of the exchange,
+        and `memory_norm` is estimated from a sample of the residual. See `report` for totals.
         """
         session, last = self._session, self.counters.last_step
         dense = dense_traffic(last.values, session.topology.world_size, 4)
@@ -166,35 +179,36 @@ class Attached(ABC):
         }
 
     def report(self, layers: bool = False) -> Report:
-        """Running totals: bytes, ratios, times and the health of the memory.
+        """Return running totals: bytes, ratios, times and the norm of the residual.
 
-        With `layers=True` the norms are also listed by parameter.
+        Arguments:
+            layers: If True, list the norms by parameter as well.
         """
         return self._session.report(layers)
 
 
 def _check_together(states: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse states that are not those of all ranks at one step, in order."""
+    """Raise unless these are the states of all ranks at one step, in order."""
     if not states:
-        raise StateError("the list of states is empty: pass those of all ranks that saved one")
+        raise StateError("the list of states is empty. Pass the states of all ranks that saved one")
     for rank, state in enumerate(states):
         if (state.get("rank"), state.get("world_size")) != (rank, len(states)):
             raise StateError(
                 f"number {rank} of the list is the state of rank {state.get('rank')} of "
-                f"{state.get('world_size')}, and the list has {len(states)}: pass the states of "
-                f"all ranks of one checkpoint, in their order"
+                f"{state.get('world_size')}, and the list has {len(states)}. Pass the states of "
+                f"all ranks of one checkpoint, in the order of the ranks"
             )
         for key in ("identity", "step", "local_world_size", "scaling"):
             if state.get(key) != states[0].get(key):
                 raise StateError(
                     f"the states of ranks 0 and {rank} differ in {key} ({states[0].get(key)} and "
-                    f"{state.get(key)}): pass those of one checkpoint"
+                    f"{state.get(key)}). Pass states of one checkpoint"
                 )
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """The ranks that exchange: all of them, and this one's place among them."""
+    """The groups of one exchange, and this rank's place in them."""
 
     group: DistributedGroup | Alone
     hierarchy: Hierarchy | None
@@ -202,7 +216,7 @@ class Meeting:
 
     @property
     def driver(self) -> DistributedGroup | Hierarchy | Alone:
-        """Who carries requests."""
+        """The driver that carries out requests."""
         return self.hierarchy or self.group
 
     def close(self) -> None:
@@ -213,7 +227,7 @@ class Meeting:
 
 
 def leave(thread: ExchangeThread, meeting: Meeting) -> None:
-    """Stop the threads of an exchange, and leave its groups to the next one."""
+    """Stop the threads of an exchange, and return its groups for reuse."""
     thread.stop()
     if thread.broken is None:
         meeting.close()
@@ -229,7 +243,7 @@ def meet(
     intra_node_dtype: torch.dtype | None,
     alone: bool = False,
 ) -> Meeting:
-    """Bring the ranks together, and make sure that they all want the same."""
+    """Make the groups of an exchange, and compare the ranks' schemes, options and models."""
     seconds = seconds_of(timeout)
     _check_dtype(intra_node, intra_node_dtype)
     device = next(iter(parameters.values())).device
@@ -257,9 +271,10 @@ def _check_dtype(intra_node: IntraNode | None, dtype: torch.dtype | None) -> Non
         return
     if intra_node is None:
         raise AttachError(
-            "intra_node_dtype says how a machine adds up, and no machine is given: pass intra_node"
+            "intra_node_dtype is the type of the sums inside a machine, and intra_node is not "
+            "given. Pass intra_node= as well"
         )
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise AttachError(
-            f"intra_node_dtype is a floating-point type, such as torch.bfloat16, not {dtype!r}"
+            f"intra_node_dtype must be a floating-point type such as torch.bfloat16, not {dtype!r}"
         )

@@ -1,4 +1,4 @@
-"""Sparse exchange for DistributedDataParallel, through its public communication hook."""
+"""Sparse exchange of gradients for DistributedDataParallel, through its communication hook."""
 
 from __future__ import annotations
 
@@ -36,12 +36,32 @@ from .scaling import Scaling
 
 
 class SparseHookState(Attached):
-    """The state of `sparse_hook` for one model: what it keeps, what it counts, and the way out.
+    """The exchange of one model's gradients: the state of `sparse_hook`.
 
-        ddp.register_comm_hook(sw.SparseHookState(ddp, "TopK(0.01)"), sw.sparse_hook)
+    `attach` makes one, registers the hook and returns the state. To do the same in PyTorch's own
+    way::
 
-    `attach` does both. The arguments are those of `attach`. All ranks must make one, with the same
-    scheme, options and model, which they compare at once.
+        state = sw.SparseHookState(ddp, "TopK(0.01)")
+        ddp.register_comm_hook(state, sw.sparse_hook)
+
+    All ranks must make one, with the same scheme, options and model, which they compare at once.
+    Keep the object: its `state_dict()` belongs in every rank's checkpoint.
+
+    Arguments:
+        model: A `DistributedDataParallel` module, also if it is wrapped by `torch.compile`, Fabric
+            or a Lightning strategy.
+        scheme: What to send.
+        optimizer: Needed for `MomentumCorrection`, for `follow_lr`, and to make a skipped step
+            change nothing at all.
+        follow_lr: If True, rescale the residual when the learning rate changes.
+        scaler: The `GradScaler` of the training loop, if there is one. It sees overflows on any
+            rank, and the residual follows its scale.
+        on_nonfinite: What NaN or infinity on any rank makes all ranks do: `'raise'`, or `'skip'`
+            the step. With a `scaler`, the scaler decides.
+        timeout: Seconds, or a `timedelta`, after which a rank that does not answer is an error.
+        intra_node: The ranks that share a machine, as for `attach`.
+        intra_node_dtype: The type of the sums inside a machine, as for `attach`.
+        audit_every: Compare the weights of all ranks every so many steps; None never does.
     """
 
     def __init__(
@@ -64,7 +84,7 @@ class SparseHookState(Attached):
         check_optimizer(optimizer, parameters.values())
         check_momentum(chosen.memory, optimizer)
         if follow_lr and optimizer is None:
-            raise AttachError("follow_lr needs the optimizer: attach(…, optimizer=optimizer)")
+            raise AttachError("follow_lr needs the optimizer. Pass attach(…, optimizer=optimizer)")
         check_nonfinite(on_nonfinite)
         scaler = check_scaler(scaler)
         audit = Audit(audit_every)
@@ -108,12 +128,17 @@ class SparseHookState(Attached):
 
     @property
     def group(self) -> DistributedGroup:
-        """All ranks that take part."""
+        """The ranks that take part: `group.rank` and `group.size` are this rank's number and the
+        number of ranks."""
         return self._pipeline.group
 
     @property
     def error(self) -> SparsewireError | None:
-        """The last failure in full; `backward()` raises it as a RuntimeError with its text."""
+        """The last failure as the original exception, or None.
+
+        `backward()` raises a plain `RuntimeError` with its text. It stays here after a later step
+        has succeeded.
+        """
         return self._pipeline.error
 
     @property
@@ -126,24 +151,31 @@ class SparseHookState(Attached):
     def _load(self, state: Mapping[str, Any], strict: bool) -> None:
         if "updates" in state:
             raise StateError(
-                "the saved state is of an exchange of updates: attach with communicate='updates'"
+                "the saved state is of an exchange of updates. Attach with communicate='updates'"
             )
         self._pipeline.scaling.check(state.get("scaling"))
         self._session.load_state_dict(state, strict)
         self._pipeline.scaling.load(state["scaling"])
 
     def rollback(self) -> None:
-        """Take back the last exchange: for a step that the optimizer did not take after all."""
+        """Undo the last exchange, for a step that the optimizer did not take after all.
+
+        Call it at most once per step, before the next backward.
+        """
         self._session.undo()
 
     def rescale(self, factor: float) -> None:
-        """Multiply the memory, after changing the scale of the loss by hand."""
+        """Multiply the residual, after you changed the scale of the loss by hand.
+
+        Arguments:
+            factor: The new scale divided by the old one.
+        """
         if not 0 < factor < float("inf"):
-            raise StateError(f"a memory cannot be rescaled by {factor}")
+            raise StateError(f"the residual cannot be rescaled by {factor}. Pass a number above 0")
         self._session.store.follow_loss_scale(factor)
 
     def detach(self) -> None:
-        """Go back to plain DDP. What was kept is dropped; call it on all ranks."""
+        """Go back to plain DDP. Call it on all ranks. The residual is dropped."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()

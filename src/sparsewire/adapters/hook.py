@@ -39,10 +39,20 @@ _active: "weakref.WeakKeyDictionary[DistributedDataParallel, HookState]" = (
 
 
 def sparse_hook(state: Registered, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Exchange a bucket sparsely: DDP's communication hook, for a `SparseHookState`."""
+    """Exchange one bucket of gradients sparsely: a communication hook for DDP.
+
+    Pass it to `register_comm_hook` together with a `SparseHookState`. `attach` does that for you.
+
+    Arguments:
+        state: A `SparseHookState` of this model.
+        bucket: The bucket, from DDP.
+
+    Returns:
+        A future of the mean gradients.
+    """
     if not hasattr(state, "process_group"):
         raise AttachError(
-            f"sparse_hook needs a SparseHookState, not {state!r:.60}: "
+            f"sparse_hook needs a SparseHookState, not {state!r:.60}. Write "
             f"ddp.register_comm_hook(sw.SparseHookState(ddp, scheme), sw.sparse_hook)"
         )
     model = state.model()
@@ -55,7 +65,9 @@ def sparse_hook(state: Registered, bucket: GradBucket) -> torch.futures.Future[t
 def check_is_free(model: DistributedDataParallel) -> None:
     """Refuse a model that has a state already, or another hook."""
     if model in _active:
-        raise AttachError("this model is attached already: call detach() on what attach() returned")
+        raise AttachError(
+            "this model is attached already. Call detach() on what attach() returned first"
+        )
     if any(hook is not sparse_hook for hook, _ in getattr(model, "_comm_hooks", [])):
         raise _taken()
 

@@ -59,9 +59,43 @@ Found = tuple[NonFinite | None, float]
 class SparseUpdates(Attached):
     """The exchange of one model's updates.
 
-    `attach(model, scheme, optimizer=optimizer, communicate="updates")` makes it, and has its
-    arguments. All ranks must make one, with the same scheme, options and model, which they compare
-    at once.
+    `attach(model, scheme, optimizer=optimizer, communicate="updates")` makes one and returns it.
+    From then on, every `optimizer.step()` is a local step, and the H-th one exchanges.
+
+    All ranks must make one, with the same scheme, options and model, which they compare at once.
+    Keep the object: its `state_dict()` belongs in every rank's checkpoint, and so does the state
+    of every rank's own optimizer. `model.state_dict()` holds the shared weights, which are equal on
+    all ranks. Load model, optimizer and this object in any order.
+
+    Arguments:
+        model: Any module of which every rank holds all parameters, with DDP or without. Without
+            DDP, all ranks get rank 0's weights and buffers now, and rank 0's buffers after every
+            exchange.
+        scheme: What to send. `MomentumCorrection` is refused.
+        optimizer: The optimizer that steps this model, or a list if there are several: a local step
+            counts when each of them has stepped.
+        every: H, the number of local steps between two exchanges.
+        delay: With 1 the exchange runs during the next H steps, and its result is applied at their
+            end.
+        step_ahead: λ from 0 to 1, or `'auto'`, as for `attach`.
+        outer: An optimizer over all parameters of the model that gets the mean update as its
+            gradient.
+        process_group: The ranks that take part, if the model is not under DDP.
+        scaler: The `GradScaler` of the training loop. Pass it if there is one, since it may skip a
+            step on one rank only.
+        on_nonfinite: `'raise'` on all ranks, and the round does not count on any; or `'skip'` the
+            local step of the rank that has NaN or infinity.
+        timeout: Seconds, or a `timedelta`, after which a rank that does not answer is an error.
+        intra_node: The ranks that share a machine, as for `attach`; not together with
+            `step_ahead`.
+        intra_node_dtype: The type of the sums inside a machine, as for `attach`.
+        audit_every: Compare the shared weights of all ranks every so many exchanges; None never
+            does.
+
+    Attributes:
+        every: The number of local steps between two exchanges.
+        delay: 1 if the exchange runs during the next local steps, else 0.
+        local_step: The number of local steps since the last exchange began.
     """
 
     def __init__(
@@ -102,7 +136,7 @@ class SparseUpdates(Attached):
             process_group = ddp.process_group
         if module in _attached:
             raise AttachError(
-                "this model is attached already: call detach() on what attach() returned"
+                "this model is attached already. Call detach() on what attach() returned first"
             )
 
         options = (
@@ -174,13 +208,13 @@ class SparseUpdates(Attached):
 
     @property
     def model(self) -> weakref.ref[DistributedDataParallel]:
-        """The DDP module that this is attached to."""
+        """The DDP module, for `sparse_hook`."""
         assert self._ddp is not None
         return self._ddp
 
     @property
     def process_group(self) -> dist.ProcessGroup:
-        """That of DDP."""
+        """DDP's process group, for `sparse_hook`."""
         model = self.model()
         assert model is not None
         return model.process_group
@@ -336,10 +370,10 @@ class SparseUpdates(Attached):
 
     @contextmanager
     def shared_weights(self) -> Any:
-        """Let the model hold the weights that are equal on all ranks, for as long as this lasts.
+        """Return a context manager in which the model's parameters hold the shared weights.
 
-        Evaluation (`model.eval()`), `model.state_dict()` and exports see them anyway. This is for
-        whatever else reads parameters, such as a moving average of the weights.
+        A forward pass after `model.eval()` and `model.state_dict()` see them without it. Use it for
+        other code that reads parameters, such as a moving average of the weights or an export.
         """
         was_shown = self._updates.weights.shows_shared
         self._show(True)
@@ -375,23 +409,25 @@ class SparseUpdates(Attached):
 
     @property
     def group(self) -> DistributedGroup | Alone:
-        """All ranks that take part."""
+        """The ranks that take part: `group.rank` and `group.size` are this rank's number and the
+        number of ranks."""
         return self._meeting.group
 
     @property
     def error(self) -> SparsewireError | None:
-        """The last failure in full, as `optimizer.step()` raised it."""
+        """The last failure, as `optimizer.step()` raised it, or None."""
         return self._error
 
     @property
     def step_ahead(self) -> float:
-        """λ: how much of its residual this rank's live weights are ahead of the shared ones."""
+        """The current λ: the live weights are the shared ones minus λ times the residual."""
         return self._updates.ahead
 
     def report(self, layers: bool = False) -> Report:
-        """Running totals: bytes, ratios, times and the health of the memory.
+        """Return running totals, counted in exchanges.
 
-        With `layers=True` the norms are also listed by parameter.
+        Arguments:
+            layers: If True, list the norms by parameter as well.
         """
         return replace(super().report(layers), every=self.every)
 
@@ -421,7 +457,7 @@ class SparseUpdates(Attached):
         if any(map(_is_between, saved)):
             raise StateError(
                 f"the saved state is of the middle of a round, after {saved[0]['local_step']} of "
-                f"{self.every} local steps, which another number of ranks cannot take over: use a "
+                f"{self.every} local steps, which another number of ranks cannot take over. Use a "
                 f"checkpoint of the end of a round, where wire.local_step is 0"
             )
         own = saved[merged["rank"] % len(states)]
@@ -434,13 +470,13 @@ class SparseUpdates(Attached):
         saved = _check_saved(state.get("updates"), updates)
         if (saved["every"], saved["delay"]) != (self.every, self.delay):
             raise StateError(
-                f"the saved state is of every={saved['every']}, delay={saved['delay']}, and this "
-                f"model runs every={self.every}, delay={self.delay}: attach with the saved ones"
+                f"the state was saved with every={saved['every']}, delay={saved['delay']}, and "
+                f"this model has every={self.every}, delay={self.delay}. Attach with the saved ones"
             )
         if (saved["outer"] is None) != (self._outer is None):
             raise StateError(
                 "the saved state has an outer optimizer and this model none, or the other way "
-                "round: attach with the same outer="
+                "round. Attach with the same outer="
             )
         if self._outer is not None:  # first, since it may refuse
             _load_outer(self._outer, saved["outer"])
@@ -468,9 +504,9 @@ class SparseUpdates(Attached):
 
     @torch.no_grad()
     def detach(self) -> None:
-        """Give the model the shared weights, and stop exchanging: call it on all ranks.
+        """Give the model the shared weights and stop exchanging. Call it on all ranks.
 
-        What was not sent, and local steps since the last exchange, are dropped.
+        The residual is dropped, and so are local steps since the last exchange.
         """
         if not self._hooks:
             return
@@ -529,7 +565,7 @@ def _check_saved(saved: Any, updates: Updates) -> Mapping[str, Any]:
     """Refuse what was not saved by an exchange of this model's updates."""
     if saved is None:
         raise StateError(
-            "the saved state is of an exchange of gradients: attach with communicate='gradients'"
+            "the saved state is of an exchange of gradients. Attach with communicate='gradients'"
         )
     weights = updates.weights
     try:

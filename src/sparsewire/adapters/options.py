@@ -1,4 +1,4 @@
-"""Refusing options of an exchange of updates that cannot work, before any rank is asked."""
+"""Checks of the options of an exchange of updates, before any rank is asked."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ def check_optimizers(
 ) -> list[torch.optim.Optimizer]:
     if optimizer is None:
         raise AttachError(
-            "exchanging updates, which a model without DDP does, needs the optimizer, or a list of "
-            "all that step the model: attach(…, optimizer=optimizer). To exchange gradients, "
-            "attach to DDP(model)"
+            "exchanging updates, which a model without DDP does, needs the optimizer. Pass "
+            "attach(…, optimizer=optimizer), with a list if several step the model; to exchange "
+            "gradients, attach to DDP(model)"
         )
     optimizers: list[Any] = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     for each in optimizers:
         check_optimizer(each, parameters.values())
     if not optimizers:
-        raise AttachError("optimizer is an empty list: pass those that step the model")
+        raise AttachError("optimizer is an empty list. Pass the optimizers that step the model")
     return optimizers
 
 
 def check_memory(scheme: AnyScheme) -> None:
     if isinstance(scheme.memory, MomentumCorrection):
         raise AttachError(
-            "MomentumCorrection is for communicate='gradients': updates have the optimizer's own "
-            "momentum in them already; use memory=ErrorFeedback()"
+            "MomentumCorrection is for communicate='gradients': updates contain the optimizer's "
+            "own momentum already. Use memory=ErrorFeedback()"
         )
 
 
@@ -46,24 +46,24 @@ def check_whole(name: str, value: object, least: int, most: int | None = None) -
     fits = isinstance(value, int) and not isinstance(value, bool) and value >= least
     if not fits or (most is not None and isinstance(value, int) and value > most):
         bound = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise AttachError(f"{name} is a whole number {bound}, not {value!r}")
+        raise AttachError(f"{name} must be a whole number {bound}, not {value!r}")
 
 
 def check_ahead(
     step_ahead: StepAhead | None, scheme: AnyScheme, is_hierarchical: bool
 ) -> StepAhead:
-    """Return λ: measured, unless said otherwise or there is no residual to be ahead by."""
+    """Return λ: measured by default, and 0 without a residual."""
     has_residual = bool(scheme.memory.fields) and not is_hierarchical
     if step_ahead is None:
         return "auto" if has_residual else 0.0
     is_number = isinstance(step_ahead, (int, float)) and not isinstance(step_ahead, bool)
     if step_ahead != "auto" and not (is_number and 0 <= float(step_ahead) <= 1):
-        raise AttachError(f"step_ahead is a share from 0 to 1, or 'auto', not {step_ahead!r}")
+        raise AttachError(f"step_ahead must be from 0 to 1, or 'auto', not {step_ahead!r}")
     if step_ahead != 0 and is_hierarchical:
         raise AttachError(
-            "step_ahead needs every rank's own residual, and with intra_node= one rank of a "
-            "machine keeps it for all: leave step_ahead out"
+            "step_ahead needs every rank's own residual, and with intra_node= one rank of each "
+            "machine keeps it for all. Leave step_ahead out"
         )
     if step_ahead != 0 and not has_residual:
-        raise AttachError("step_ahead needs a residual, and NoMemory() keeps none: leave it out")
+        raise AttachError("step_ahead needs a residual, and NoMemory() keeps none. Leave it out")
     return step_ahead

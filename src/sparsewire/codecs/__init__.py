@@ -1,6 +1,7 @@
-"""How values and indices are written: a codec turns a tensor into bytes of known number and back.
+"""Codecs: how values and indices are encoded as bytes.
 
-To add one, write the class in a module of this folder and name it in `VALUES` or `INDICES`.
+The number of bytes is known in advance. To add a codec, write the class in a module of this folder
+and name it in `VALUES` or `INDICES`.
 """
 
 from __future__ import annotations
@@ -30,4 +31,7 @@ __all__ = [
 ]
 
 VALUES: tuple[type[ValueCodec], ...] = (Float32, BFloat16, Float16, OneBit, TwoBit, KBit, QSGD)
+"""All value codecs."""
+
 INDICES: tuple[type[IndexCodec], ...] = (EliasFano, Bitmap, Int32, Implied)
+"""All index codecs."""

@@ -1,4 +1,4 @@
-"""What a value codec is, and where the values that it writes belong."""
+"""The base class of value codecs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,14 @@ from ..workspace import Workspace
 
 @dataclass(frozen=True)
 class Place:
-    """Where values belong: selected ones to `indices` in turn, the rest to the dense segments.
+    """Which coordinates the values of a message belong to.
 
-    `key` seeds what is random about writing them. `work` is this rank's: tables may be kept there.
+    Arguments:
+        indices: The coordinates of the selected values, which come first. The values of the
+            segments that are sent densely follow.
+        segments: The segments of the gradient.
+        key: The seed of random rounding.
+        work: This rank's workspace, where tables may be kept.
     """
 
     indices: Tensor
@@ -28,12 +33,17 @@ class Place:
 
 
 class ValueCodec(Part, ABC):
-    """Writes values.
+    """Base class of value codecs.
 
-    What a lossy codec changed is put back into the memory by the exchange, so a codec only has to
-    be close, not exact. `linear`: messages may be added, as numbers of `dtype`, which an
-    all-reduce needs. `quantizes`: selected values take a few bits, and a tensor that is sent whole
-    does not, so a scheme that sends everything would not be quantized at all.
+    The exchange puts the error of a lossy codec back into the residual, so a codec need not be
+    exact.
+
+    Attributes:
+        linear: True if encoded values are numbers of `dtype` that may be summed, as an all-reduce
+            does.
+        quantizes: True if selected values take a few bits, and values that are sent densely do
+            not. Such a codec does nothing for a scheme that sends everything.
+        dtype: The type of the encoded numbers.
     """
 
     linear: ClassVar[bool]
@@ -42,23 +52,23 @@ class ValueCodec(Part, ABC):
 
     @abstractmethod
     def nbytes(self, segments: Segments) -> int:
-        """Bytes that the values of one message take."""
+        """Return the number of bytes of the values of one message."""
 
     @abstractmethod
     def exact(self, dtype: torch.dtype) -> bool:
-        """Whether values of `dtype` come back unchanged, all of them."""
+        """Return whether all values of `dtype` come back unchanged."""
 
     @abstractmethod
     def encode(self, values: Tensor, place: Place) -> Tensor:
-        """Values as a flat uint8 tensor of `nbytes(place.segments)`."""
+        """Return the values as a flat uint8 tensor of `nbytes(place.segments)` bytes."""
 
     @abstractmethod
     def decode(self, data: Tensor, place: Place, dtype: torch.dtype) -> Tensor:
-        """The values again, in `dtype`."""
+        """Return the values of encoded bytes, as `dtype`."""
 
 
 def to_bytes(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Numbers as bytes of a type that may be narrower; what is too large becomes the largest."""
+    """Return numbers as bytes of a type. Numbers beyond its range become its largest ones."""
     limit = torch.finfo(dtype).max
     if torch.finfo(values.dtype).max > limit:
         values = values.clamp(-limit, limit)
@@ -66,7 +76,7 @@ def to_bytes(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def from_bytes(data: Tensor, dtype: torch.dtype) -> Tensor:
-    """The numbers again; bytes may start anywhere in a message, numbers may not."""
+    """Return the numbers of bytes that may start anywhere in a message."""
     if data.storage_offset() % dtype.itemsize:
         data = data.clone()
     return data.view(dtype)

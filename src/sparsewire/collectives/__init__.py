@@ -1,4 +1,4 @@
-"""How messages meet, so that every rank ends with the same mean. One file for each way."""
+"""Collectives: how messages reach the other ranks. Each one has a file of its own."""
 
 from __future__ import annotations
 
@@ -19,3 +19,4 @@ __all__ = [
 ]
 
 ALL: tuple[type[Collective], ...] = (AllGather, AllReduce, Sharded)
+"""All collectives."""

@@ -1,4 +1,4 @@
-"""All-reduce: values are added on the way."""
+"""All-reduce: values are summed in transit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,15 @@ from .base import Coding, Collective, CollectivePlan, Transfer
 
 @dataclass(frozen=True, repr=False)
 class AllReduce(Collective):
-    """Values at the same coordinates are added on the way, in rank order; no index is sent."""
+    """Values at the same coordinates are summed in transit, in rank order. No index is sent.
+
+    It needs a selector with which all ranks send the same coordinates, and a value codec whose
+    values can be summed. Traffic hardly grows with the number of ranks.
+
+    >>> import sparsewire as sw
+    >>> sw.Scheme(sw.BlockRandomK(0.01, shared=True)).collective
+    AllReduce()
+    """
 
     adds = True
 
@@ -31,7 +39,7 @@ class AllReduce(Collective):
     def why(self, coding: Coding) -> str:
         return (
             f"all ranks send the same coordinates with {type(coding.selector).__name__}, so values "
-            f"are added on the way"
+            f"are summed in transit"
         )
 
 

@@ -1,7 +1,7 @@
-"""What a collective is, and the exchange under way that it works on.
+"""The base classes of collectives.
 
-A collective does no input or output: its plan's `run` is a routine that yields requests and is sent
-the answers.
+A collective does no input or output. The `run` of its plan is a generator that yields requests and
+receives the answers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,13 @@ from ..workspace import Workspace
 
 @dataclass(frozen=True)
 class Coding:
-    """What a collective needs to know of a scheme: who selects, and how entries are written."""
+    """The parts of a scheme that a collective needs.
+
+    Arguments:
+        selector: Which coordinates are sent.
+        indices: How they are encoded.
+        values: How their values are encoded.
+    """
 
     selector: Selector
     indices: IndexCodec
@@ -39,21 +45,25 @@ class Coding:
 
 @dataclass
 class Transfer:
-    """One rank's exchange under way: where a collective reads from and writes to.
+    """One rank's part in an exchange that is under way.
 
-    What it finds wrong, in `corruption` and `non_finite`, stays on the gradient's device: the ranks
-    compare it when the step is over, and the mean is written without waiting for that.
+    `corruption` and `non_finite` stay on the gradient's device. The ranks compare them at the end
+    of the step, and the mean is written without waiting for that.
 
     Arguments:
-        context: which exchange this is; the keys of all checksums follow from it.
-        key: of random choices, with this rank's number.
-        world_size: how many ranks exchange.
-        gradient: receives the mean.
-        state: what the scheme's parts keep.
-        unused: parameters of which nothing may be sent.
-        corruption: the first corrupt message, as a `corruption_code`.
-        non_finite: the first parameter in which an owner found NaN or infinity.
-        returned: what was put back into the residual of the values that were selected.
+        context: Which exchange this is; checksums are keyed by it.
+        key: The source of random choices, with this rank's number.
+        world_size: The number of ranks that exchange.
+        gradient: Receives the mean.
+        state: The state of the scheme's parts before and after the step.
+        unused: Parameters of which nothing may be sent.
+        counters: This rank's running totals.
+        work: This rank's workspace.
+        corruption: The first corrupt message, as a `corruption_code`.
+        returned: The part of the selected values that was put back into the residual.
+
+    Attributes:
+        non_finite: The first parameter in which a shard owner found NaN or infinity.
     """
 
     context: Context
@@ -78,17 +88,17 @@ class Transfer:
 
     @property
     def share(self) -> float:
-        """1/W, to multiply by: dividing a tensor by W gives other bits on a GPU than on a CPU."""
+        """1/W. Multiply by it: dividing a tensor by W gives other bits on a GPU than on a CPU."""
         return 1 / self.world_size
 
     def random_key(self, rank: int) -> RandomKey:
-        """Return what the random choices of another rank depend on."""
+        """Return the source of random choices of another rank."""
         return RandomKey(self.key.seed, self.key.step, rank)
 
     def encode(self, layout: MessageLayout, entries: Entries) -> tuple[Tensor, Entries]:
         """Return this rank's values as bytes, and its entries as others will read them.
 
-        What the codec changes is put back into the residual.
+        The error of the codec is put back into the residual.
         """
         indices, _ = entries
         key = self.key.key(shared=False)
@@ -98,22 +108,22 @@ class Transfer:
         return data, (indices, read)
 
     def put_back(self, indices: Tensor, errors: Tensor, segments: Segments) -> None:
-        """Add to the residual what is not sent after all."""
+        """Add errors to the residual."""
         residual = self.state.after[RESIDUAL]
         kernels.on(errors.device).put_back(residual, indices, errors, segments, self.work)
         self.returned = errors
 
     def note(self, corruption: Tensor) -> None:
-        """Keep the first corruption."""
+        """Note a corrupt message, unless one is noted already."""
         self.corruption = torch.where(self.corruption == FINE, corruption, self.corruption)
 
 
 class CollectivePlan(ABC):
-    """A collective's protocol for one gradient: the layouts of its messages, and what it does.
+    """Base class of a collective's protocol for one gradient.
 
-    `traffic`: the bytes that each rank sends, as many as it receives.
-    `message_bytes`: the bytes of its messages, by what they are called, where they differ from one
-    message with all that a rank sends.
+    Attributes:
+        traffic: The bytes that each rank sends; it receives as many.
+        message_bytes: The size of each kind of message, by name, if a rank sends more than one.
     """
 
     traffic: int
@@ -121,18 +131,26 @@ class CollectivePlan(ABC):
 
     @abstractmethod
     def run(self, entries: Entries, transfer: Transfer) -> Routine[None]:
-        """Exchange this rank's entries, and write the mean into `transfer.gradient`."""
+        """Exchange this rank's entries, and write the mean into `transfer.gradient`.
+
+        Arguments:
+            entries: The selected indices, and the values.
+            transfer: The exchange under way.
+        """
 
     def owned(self, rank: int) -> Segments | None:
-        """Return the coordinates that a rank owns, if there are shard owners."""
+        """Return the coordinates that a rank owns; None without shard owners."""
         return None
 
 
 class Collective(Part, ABC):
-    """Carries messages between ranks.
+    """Base class of collectives, which carry messages to the other ranks.
 
-    `adds`: values are added on the way, so ranks must share coordinates.
-    `fields`: what a rank keeps for it from step to step. If they are 'owned', owners select anew.
+    Attributes:
+        adds: True if values are summed in transit, so that all ranks must send the same
+            coordinates.
+        fields: The state that a rank keeps for the collective from step to step, such as the
+            residual of a shard owner.
     """
 
     adds: ClassVar[bool]
@@ -142,13 +160,23 @@ class Collective(Part, ABC):
     def plan(
         self, coding: Coding, segments: Segments, world_size: int, dtype: torch.dtype
     ) -> CollectivePlan:
-        """Return the protocol among `world_size` ranks for a gradient of `dtype`."""
+        """Return the protocol of `world_size` ranks for one gradient.
+
+        Arguments:
+            coding: The parts of the scheme that matter here.
+            segments: The segments of the gradient.
+            world_size: The number of ranks that exchange.
+            dtype: The type of sums.
+        """
 
     def owner_selector(self, selector: Selector) -> Selector | None:
-        """Return what shard owners select by where ranks select by `selector`; None without
-        owners."""
+        """Return the selector that shard owners use; None without owners.
+
+        Arguments:
+            selector: The selector of the ranks.
+        """
         return None
 
     def why(self, coding: Coding) -> str:
-        """Return why this collective is the one to use, or what it does, for `explain`."""
+        """Return why this collective is used, or what it does, as a text for `explain`."""
         return ""

@@ -1,8 +1,8 @@
-"""Which coordinates travel.
+"""Selectors: which coordinates to send.
 
-A selector is a frozen dataclass: a seeded one overrides `coordinates`, any other `select`, and a
-negotiated one `negotiation` and `negotiate` too. To add one, write the class in a module of this
-folder and name it in `ALL`; parser, `sparsewire list`, docs and law tests follow from that.
+A selector is a frozen dataclass. A seeded one overrides `coordinates`, any other one `select`, and
+a negotiated one `negotiation` and `negotiate` as well. To add one, write the class in a module of
+this folder and name it in `ALL`: the parser, `sparsewire list` and the law tests follow.
 """
 
 from __future__ import annotations
@@ -43,8 +43,13 @@ ALL: tuple[type[Selector], ...] = (
     UnionTopK,
     Dense,
 )
+"""All selectors, in the order in which `sparsewire list` shows them."""
 
 
 def owner_selector(selector: Selector) -> Selector:
-    """Return the selector of a shard owner: the same rule, if it looks at magnitudes."""
+    """Return the selector that shard owners use: the same one if it looks at magnitudes.
+
+    Arguments:
+        selector: The selector of the ranks.
+    """
     return TopK() if selector.coordination.is_seeded else selector

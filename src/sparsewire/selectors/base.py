@@ -1,4 +1,4 @@
-"""What every selector says, and what those share that send a ratio of every segment."""
+"""The base classes of selectors."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ DEFAULT_RATIO = 0.01  # what both papers send
 
 
 class Accumulation(NamedTuple):
-    """What a selector selects from: before + addend, which kernels add up as they select.
+    """The input of a selector: the sum before + addend, which kernels compute as they select.
 
     Arguments:
-        before: the residual as the last step left it; None if nothing is kept.
-        addend: what this step adds to it.
-        after: receives the sum, and loses what is selected.
+        before: The residual after the last step; None if there is none.
+        addend: The gradient, or what else this step adds to the residual.
+        after: Receives the sum, with zeros where coordinates are selected.
     """
 
     before: Tensor | None
@@ -42,16 +42,16 @@ class Accumulation(NamedTuple):
 
 
 class Coordination(Enum):
-    """How ranks come to the coordinates that they send."""
+    """How ranks choose the coordinates that they send."""
 
     LOCAL = "local"
-    """Every rank selects by its own gradient, so its indices must be sent."""
+    """Every rank selects by its own gradient, so it must send its indices."""
     LOCAL_SEEDED = "local, seeded"
-    """Every rank draws its own, and any rank can derive them: no index is sent."""
+    """Every rank draws its own coordinates, and the others can derive them: no index is sent."""
     SHARED_SEEDED = "shared, seeded"
-    """All ranks draw the same, so values can be added on the way."""
+    """All ranks draw the same coordinates, so values can be summed in transit."""
     NEGOTIATED = "negotiated"
-    """Ranks agree on them before they select, so values can be added on the way."""
+    """Ranks agree on the coordinates before they select, so values can be summed in transit."""
 
     @property
     def is_shared(self) -> bool:
@@ -65,14 +65,15 @@ class Coordination(Enum):
 
 
 class Selector(Part, ABC):
-    """Chooses coordinates.
+    """Base class of selectors.
 
-    `coordination`: how ranks come to them; a property where it depends on a field.
-    `proposers`: which ranks propose coordinates before a negotiated selection: all of them, or a
-    leader, which changes at every step.
-    `clustered`: coordinates lie side by side.
-    `fields`: what the selector keeps from step to step; `select` finds it in `state`. What is kept
-    only for speed, such as tables, lies in the rank's workspace `work`.
+    Attributes:
+        coordination: How ranks choose the coordinates; a property if it depends on a field.
+        proposers: Which ranks propose coordinates before a negotiated selection: `'all'`, a
+            `'leader'` that changes at every step, or `'none'`.
+        clustered: True if the selected coordinates are neighbours.
+        fields: The state that the selector keeps from step to step; `select` finds it in `state`.
+            Tables that are kept only for speed belong in the rank's workspace `work`.
     """
 
     coordination: Coordination
@@ -82,16 +83,16 @@ class Selector(Part, ABC):
 
     @property
     def sends_all(self) -> bool:
-        """Whether every coordinate is sent, so that there is nothing to select."""
+        """Whether every coordinate is sent."""
         return False
 
     @abstractmethod
     def entries(self, length: int) -> int:
-        """Return how many coordinates of a segment of this length are to be sent."""
+        """Return how many coordinates to send of a segment of this length."""
 
     @abstractmethod
     def capacity(self, length: int) -> int:
-        """Return how many slots a message has for them."""
+        """Return how many slots a message has for a segment of this length."""
 
     def select(
         self,
@@ -101,7 +102,17 @@ class Selector(Part, ABC):
         state: StepState,
         work: Workspace,
     ) -> Selection:
-        """Add up the accumulation and take what is sent out of `after`, as a rank alone does."""
+        """Write the accumulation into `after`, take the selected entries out of it and return them.
+
+        This is the selection of a rank alone, without a negotiation.
+
+        Arguments:
+            accumulation: What to select from.
+            segments: The segments to select from.
+            key: The source of random choices.
+            state: The selector's own state before and after the step.
+            work: This rank's workspace.
+        """
         device = accumulation.after.device
         indices = self.coordinates(segments, key, device, work)
         return kernels.on(device).chosen(*accumulation, segments, indices, work)
@@ -109,13 +120,13 @@ class Selector(Part, ABC):
     def coordinates(
         self, segments: Segments, key: RandomKey, device: torch.device, work: Workspace
     ) -> Tensor:
-        """Return the indices that rank `key.rank` sends; seeded selectors only."""
+        """Return the indices that rank `key.rank` sends. Only seeded selectors have them."""
         raise NotImplementedError(f"the coordinates of {self!r} depend on the gradient")
 
     def negotiation(
         self, indices: IndexCodec, segments: Segments, world_size: int
     ) -> NegotiationPlan | None:
-        """Return what `world_size` ranks tell each other before they select; None if nothing."""
+        """Return the sizes of the negotiation before a selection; None if there is none."""
         return None
 
     def negotiate(
@@ -126,7 +137,7 @@ class Selector(Part, ABC):
         state: StepState,
         negotiation: Negotiation,
     ) -> Routine[Selection]:
-        """Select among other ranks, after talking to them; negotiated selectors only."""
+        """Negotiate with the other ranks, then select. Only negotiated selectors have it."""
         raise NotImplementedError(f"{self!r} does not negotiate")
 
     @abstractmethod
@@ -136,7 +147,13 @@ class Selector(Part, ABC):
 
 @dataclass(frozen=True, repr=False)
 class Sized(Selector):
-    """What the selectors share that send a ratio of every segment, or a count of coordinates."""
+    """Base class of selectors that send a ratio or a number of the coordinates of each segment.
+
+    Arguments:
+        ratio: The share of the coordinates, above 0 and at most 1: `ceil(ratio × length)` of each
+            segment, and at least one. If neither is given, 0.01.
+        count: The number of coordinates of each segment, instead of a ratio.
+    """
 
     ratio: float | None = None
     count: int | None = None
@@ -146,15 +163,15 @@ class Sized(Selector):
         if self.ratio is None and self.count is None:
             object.__setattr__(self, "ratio", DEFAULT_RATIO)
         if self.ratio is not None and self.count is not None:
-            raise SchemeError(f"{name} takes a ratio or a count, not both: {name}(0.01)")
+            raise SchemeError(f"{name} takes a ratio or a count, not both. Write {name}(0.01)")
         if self.ratio is not None:
             if isinstance(self.ratio, bool) or not isinstance(self.ratio, (int, float)):
                 raise SchemeError(f"{name}'s ratio must be a number, as in {name}(0.01)")
             if not 0 < self.ratio <= 1:
                 raise SchemeError(
-                    f"{name}({self.ratio}) makes no sense: the ratio is the share of coordinates "
-                    f"sent, above 0 and at most 1, as in {name}(0.01); for a number of coordinates "
-                    f"write {name}(count=100)"
+                    f"{name}'s ratio is the share of coordinates to send, above 0 and at most 1, "
+                    f"not {self.ratio}. Write {name}(0.01) for 1 %, or {name}(count=100) for a "
+                    f"number of coordinates"
                 )
             object.__setattr__(self, "ratio", float(self.ratio))
         if self.count is not None and (
@@ -174,5 +191,5 @@ class Sized(Selector):
         return min(length, max(1, math.ceil(self.ratio * length * (1 - 1e-12))))
 
     def resized(self, ratio: float) -> Sized:
-        """The same selector with another ratio."""
+        """Return the same selector with another ratio."""
         return replace(self, ratio=ratio)

@@ -1,7 +1,7 @@
-"""Selectors by which all ranks choose the same coordinates, though these depend on the gradient.
+"""Negotiated selectors: all ranks choose the same coordinates, which depend on the gradients.
 
-Ranks talk before they choose: little, and then no index travels with the values, which can be added
-up on the way.
+Ranks exchange a small message before they select. Values then need no indices and can be summed in
+transit.
 """
 
 from __future__ import annotations
@@ -29,28 +29,37 @@ from .negotiation import Negotiation, NegotiationPlan
 
 @dataclass(frozen=True, repr=False)
 class TopBlock(Sized):
-    """The blocks of every segment that hold the most, summed over all ranks.
+    """Select the blocks of neighbouring coordinates with the largest norms over all ranks.
 
-    Every segment is cut into blocks of `block` coordinates from its start on, and the last one may
-    be shorter. All ranks add up the squared norms of their blocks, gradient and memory together,
-    and the largest sums are chosen, equal ones from the left: `ratio` of the blocks (rounded up, at
-    least one), or enough of them for `count` coordinates.
+    Every segment is divided into blocks of `block` coordinates; the last block may be shorter. The
+    ranks sum the squared norms of their blocks, gradient and residual together, and all of them
+    select the blocks with the largest sums. Of equal sums, blocks at lower positions come first. No
+    index is sent, and `AllReduce` sums the values. If a shorter last block is selected, the segment
+    sends that many fewer coordinates.
 
-    With m of B blocks, over all ranks together and so for one alone:
-    Σ‖x − C(x)‖² ≤ (1 − m/B) Σ‖x‖².
+    With m of B blocks Σ‖x − C(x)‖² ≤ (1 − m/B) Σ‖x‖², where Σ is the sum over all ranks.
 
-    Norms are float32: blocks with values beyond about 1e19, or with none above 1e-22, look alike,
-    and those on the left go first.
+    Norms are float32. Blocks with values above about 1e19, or with none above 1e-22, all look the
+    same.
 
     Arguments:
-        ratio: the share of blocks sent.
-        count: coordinates sent, rounded up to whole blocks.
-        block: coordinates in a block. Longer ones cost accuracy, shorter ones cost bytes: a norm
-            for every block, four bytes each way. With 128, norms cost a little less than values at
-            1 %.
+        ratio: The share of the blocks to send, rounded up and at least one. 0.01 by default.
+        count: The number of coordinates of each segment, rounded up to whole blocks, instead of a
+            ratio.
+        block: The number of coordinates in a block. Longer blocks cost accuracy, shorter ones cost
+            bytes, since each norm takes as much as a float32 value. At 1 %, the norms cost more
+            than the values if a block has fewer than 100 coordinates.
 
-    >>> TopBlock(0.01, block=64).entries(10_000), TopBlock(count=100, block=64).entries(10_000)
-    (128, 128)
+    >>> import torch
+    >>> import sparsewire as sw
+    >>> scheme = sw.Scheme(sw.TopBlock(count=2, block=2), dense_below=0, dense_1d=False)
+    >>> gradients = [{"w": torch.tensor(g)} for g in ([9.0, 0, 2, 2, 0, 0], [0.0, 0, 2, 2, 8, 8])]
+    >>> states = [sw.functional.init(scheme, gradients[0]) for _ in range(2)]
+    >>> mean, states = sw.functional.simulate(gradients, states)
+    >>> mean["w"].tolist()
+    [0.0, 0.0, 0.0, 0.0, 4.0, 4.0]
+    >>> states[0].memory["w"]["residual"].tolist()
+    [9.0, 0.0, 2.0, 2.0, 0.0, 0.0]
     """
 
     block: int = 128
@@ -71,7 +80,7 @@ class TopBlock(Sized):
         return self.entries(length)
 
     def _chosen(self, length: int) -> int:
-        """How many blocks of a segment are sent."""
+        """Return how many blocks to send of a segment."""
         blocks = -(-length // self.block)
         if self.count is not None:
             return min(blocks, -(-self.count // self.block))
@@ -134,7 +143,10 @@ class TopBlock(Sized):
 
 @dataclass(frozen=True, repr=False)
 class _Named(Sized):
-    """What those share whose ranks name their largest magnitudes: a rank alone does as `TopK`."""
+    """Base class of selectors in which ranks propose their largest magnitudes.
+
+    With one rank it behaves like `TopK`.
+    """
 
     coordination = Coordination.NEGOTIATED
 
@@ -152,7 +164,10 @@ class _Named(Sized):
         return kernels.on(accumulation.after.device).top_k(*accumulation, segments, work)
 
     def names(self, count: int, world_size: int) -> int:
-        """Return how many coordinates each of `world_size` ranks may propose of `count`."""
+        """Return how many of `count` coordinates each of `world_size` ranks may propose.
+
+        :meta private:
+        """
         return count
 
     def negotiation(
@@ -172,14 +187,28 @@ class _Named(Sized):
 
 @dataclass(frozen=True, repr=False)
 class LeaderTopK(_Named):
-    """The largest magnitudes of one rank, which takes turns: all ranks send what they have there.
+    """Select the coordinates that are `TopK` on one rank, the leader, which changes at every step.
 
-    At step t rank t mod W leads. It names its largest magnitudes, as `TopK` chooses them, and only
-    its indices travel besides the values. Good where ranks' memories are alike, as they are with
-    large batches.
+    At step t, rank t mod W is the leader. It broadcasts the indices of its largest magnitudes, and
+    `AllReduce` sums the values of all ranks there. The other ranks may have little at these
+    coordinates, so it suits ranks with similar residuals, as with large batches.
 
-    For one rank ‖x − C(x)‖² ≤ (1 − k/n)‖x‖², and for the leader of many. For the others a step
-    promises no more than ‖x − C(x)‖² ≤ ‖x‖².
+    For the leader ‖x − C(x)‖² ≤ (1 − k/n)‖x‖²; for the others only ‖x − C(x)‖² ≤ ‖x‖².
+
+    Arguments:
+        ratio: The share of the coordinates to send. 0.01 by default.
+        count: The number of coordinates to send of each segment, instead of a ratio.
+
+    >>> import torch
+    >>> import sparsewire as sw
+    >>> scheme = sw.Scheme(sw.LeaderTopK(count=1), dense_below=0, dense_1d=False)
+    >>> states = [sw.functional.init(scheme, {"w": torch.zeros(3)}) for _ in range(2)]
+    >>> gradients = [{"w": torch.tensor([6.0, 1.0, 2.0])}, {"w": torch.tensor([2.0, 1.0, 9.0])}]
+    >>> for _ in range(2):
+    ...     mean, states = sw.functional.simulate(gradients, states)
+    ...     print(mean["w"].tolist())
+    [4.0, 0.0, 0.0]
+    [0.0, 0.0, 11.0]
 
     Reference: Chen et al. 2020, ScaleCom.
     """
@@ -205,19 +234,30 @@ class LeaderTopK(_Named):
 
 @dataclass(frozen=True, repr=False)
 class UnionTopK(_Named):
-    """The largest magnitudes of every rank, a share each: all ranks send what they have there.
+    """Select the union of the largest magnitudes of all ranks, k/W from each.
 
-    Where k coordinates of a segment are sent, each of W ranks names its k/W largest magnitudes;
-    what that leaves over, k mod W, is named by as many of the ranks, who take turns. All ranks send
-    their values at all of these. No rank waits for its turn to lead, as with `LeaderTopK`, and only
-    the indices travel besides the values. What several ranks name is sent once, so there may be
-    fewer than k.
+    To send k coordinates of a segment, each of W ranks proposes its k/W largest magnitudes. If k
+    is not divisible by W, ranks take turns to propose one more. `AllReduce` then sums the values of
+    all ranks at all proposed coordinates. The most urgent values of each rank leave at every step;
+    with `LeaderTopK` they wait for the rank's turn.
 
-    For one rank ‖x − C(x)‖² ≤ (1 − k/n)‖x‖², and for each of W, where k ≥ W, at least
-    ‖x − C(x)‖² ≤ (1 − ⌊k/W⌋/n)‖x‖².
+    A coordinate that several ranks propose is sent once, so there may be fewer than k; `report()`
+    shows how many. The bytes stay the same. With one rank it is `TopK`.
 
-    >>> UnionTopK(0.01).entries(10_000), UnionTopK(0.01).names(100, world_size=8)
-    (100, 13)
+    For each rank ‖x − C(x)‖² ≤ (1 − ⌊k/W⌋/n)‖x‖², where k ≥ W.
+
+    Arguments:
+        ratio: The share of the coordinates to send, of all ranks together. 0.01 by default.
+        count: The number of coordinates to send of each segment, instead of a ratio.
+
+    >>> import torch
+    >>> import sparsewire as sw
+    >>> scheme = sw.Scheme(sw.UnionTopK(count=2), dense_below=0, dense_1d=False)
+    >>> states = [sw.functional.init(scheme, {"w": torch.zeros(3)}) for _ in range(2)]
+    >>> gradients = [{"w": torch.tensor([6.0, 1.0, 2.0])}, {"w": torch.tensor([2.0, 1.0, 9.0])}]
+    >>> mean, states = sw.functional.simulate(gradients, states)
+    >>> mean["w"].tolist()
+    [4.0, 0.0, 5.5]
     """
 
     proposers = "all"
@@ -241,7 +281,8 @@ class UnionTopK(_Named):
 
     @staticmethod
     def _in_turn(own: Selection, segments: Segments, negotiation: Negotiation) -> Tensor:
-        """The indices, without the smallest of each segment that enough others name one more of."""
+        """Return the indices without the smallest of each segment in which this rank has no turn to
+        propose one more."""
         indices, device, work = own.indices, own.indices.device, negotiation.work
         said, sent = (each.table(device, work) for each in (negotiation.segments, segments))
         world_size, turn = negotiation.world_size, negotiation.turn

@@ -1,6 +1,6 @@
-"""What ranks tell each other before they select, so that all select the same coordinates.
+"""Negotiation: the messages by which ranks agree on coordinates before they select.
 
-Its messages have checksums with a key of their own, so that nothing else passes for them.
+Their checksums have a key of their own, so that no other message is mistaken for one of them.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from ..workspace import Workspace
 
 @dataclass(frozen=True)
 class NegotiationPlan:
-    """The sizes of what `world_size` ranks tell each other before they select.
+    """The sizes of a negotiation.
 
     Arguments:
-        world_size: how many ranks there are.
-        proposal: the layout of a message that proposes coordinates; None if nobody proposes any.
-        led: only the leader proposes, which is rank `step mod world_size`; otherwise all ranks do.
-        added: how many numbers all ranks add up.
+        world_size: The number of ranks.
+        proposal: The layout of a message that proposes coordinates; None if there is none.
+        led: If True, only the leader proposes, which is rank `step mod world_size`. Otherwise all
+            ranks do.
+        added: How many numbers the ranks sum.
     """
 
     world_size: int
@@ -38,12 +39,12 @@ class NegotiationPlan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that one rank has to tell: numbers to add up, or proposed coordinates."""
+        """The size of one rank's message: numbers to sum, or proposed coordinates."""
         return 4 * self.added + (self.proposal.nbytes if self.proposal else 0)
 
     @property
     def traffic(self) -> int:
-        """Bytes that each rank sends, on average."""
+        """The bytes that each rank sends, on average."""
         added = reduce_traffic(self.added, 4, 4, self.world_size) if self.added else 0
         if self.proposal is None:
             return added
@@ -55,7 +56,14 @@ class NegotiationPlan:
 class Negotiation:
     """One rank's part in a negotiation.
 
-    What arrives corrupt is noted in `corruption`, and something harmless takes its place.
+    If a message arrives corrupt, a harmless default replaces it and `corruption` says so.
+
+    Arguments:
+        plan: The sizes.
+        context: Which exchange this is; checksums are keyed by it.
+        rank: This rank's number.
+        device: The device of the gradient.
+        work: This rank's workspace.
     """
 
     plan: NegotiationPlan
@@ -73,7 +81,7 @@ class Negotiation:
 
     @property
     def segments(self) -> Segments:
-        """The segments, with as many coordinates as this rank may propose."""
+        """The segments, with the number of coordinates that this rank may propose."""
         return self._layout.segments
 
     @property
@@ -82,7 +90,7 @@ class Negotiation:
         return self.plan.proposal
 
     def add_up(self, numbers: Tensor) -> Routine[Tensor]:
-        """Return the sum of all ranks' numbers, in rank order: the same bits everywhere."""
+        """Return the sum of all ranks' numbers, added in rank order: the same bits on all ranks."""
         total = yield from sum_over_ranks(
             numbers, numbers.dtype, self.context, self.rank, self.world_size, self.work
         )
@@ -90,22 +98,22 @@ class Negotiation:
         return total.values
 
     def propose(self, indices: Tensor) -> Routine[None]:
-        """As leader: tell all others these coordinates, which fill the slots of `segments`."""
+        """Broadcast coordinates, which fill the slots of `segments`. Only the leader calls it."""
         message = self._layout.pack(indices, self.context.key(self.rank))
         yield broadcast(message, self.leader)
 
     def receive(self) -> Routine[Tensor]:
-        """Return the coordinates that the leader proposes; harmless ones if they are corrupt."""
+        """Return the coordinates that the leader broadcasts."""
         message: Tensor = yield broadcast(self._layout.blank(self.device), self.leader)
         (indices,), (is_fine,) = self._read([message], self.leader)
         table = self.segments.table(self.device, self.work)
         return torch.where(is_fine, indices, table.starts[table.owner] + table.place)
 
     def unite(self, indices: Tensor, segments: Segments) -> Routine[Tensor]:
-        """Propose coordinates, and return what any rank proposes: ascending, each once.
+        """Propose coordinates, and return the union of all ranks' proposals, ascending.
 
-        The result has as many entries as messages of `segments` have slots, padded at the end.
-        Proposals that arrive corrupt are left out.
+        The result has one entry for each slot of `segments`, padded at the end. Proposals that
+        arrive corrupt are left out.
         """
         message = self._layout.pack(indices, self.context.key(self.rank))
         messages: Sequence[Tensor] = yield all_gather(message)
@@ -117,7 +125,7 @@ class Negotiation:
         return Bitmap().decode(flags, segments).clamp(max=segments.size)
 
     def _read(self, messages: Sequence[Tensor], first: int) -> tuple[Tensor, Tensor]:
-        """Return the coordinates in the messages of ranks from `first` on, a row each, and
+        """Return the coordinates in the messages of ranks from `first` on, one row each, and
         whether each message is fine."""
         rows, found = self._layout.read(messages, self.context.common, first)
         corruption = first_corruption(found)
