@@ -12,6 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from sphinx.pycode import ModuleAnalyzer
+
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 ELSEWHERE = {
@@ -29,11 +31,29 @@ author = "The sparsewire maintainers"
 copyright = author
 version = release = metadata.version("sparsewire")
 
-extensions = ["myst_parser", "sphinx_copybutton"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 root_doc = "index"
 exclude_patterns = ["README.md"]  # the list of pages, for those who read them on a code host
 myst_heading_anchors = 4
 myst_enable_extensions = ["deflist"]
+
+default_role = "py:obj"  # `TopK` in a docstring becomes a link if it names something public
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_typehints_format = "short"
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_custom_sections = [
+    ("Options for both", "params_style"),
+    ("Options for gradients", "params_style"),
+    ("Options for updates", "params_style"),
+]
+python_use_unqualified_type_names = True
+toc_object_entries = False  # every name has a heading of its own
+copybutton_prompt_text = r">>> |\.\.\. "
+copybutton_prompt_is_regexp = True
 
 html_theme = "furo"
 html_title = "sparsewire"
@@ -43,23 +63,31 @@ html_theme_options = {"navigation_with_keys": True}
 def setup(app: Any) -> None:
     """Called by Sphinx."""
     app.connect("source-read", _read)
+    # one signature for `attach`, not one for each kind of exchange: its docstring explains both
+    source = ModuleAnalyzer.for_module("sparsewire.adapters.attach")
+    source.analyze()
+    source.overloads.clear()
 
 
 def _read(app: Any, page: str, source: list[str]) -> None:
     """Replace a page's text by that of its file, with the links that the site needs."""
     origin = ROOT / ELSEWHERE[page] if page in ELSEWHERE else DOCS / f"{page}.md"
-    source[0] = _LINK.sub(lambda link: _link(link, origin.parent), origin.read_text())
+    source[0] = _LINK.sub(lambda link: _link(link, origin.parent, DOCS / page), origin.read_text())
 
 
-def _link(link: re.Match[str], folder: Path) -> str:
-    """A link as the site needs it; to a file that is not part of the site, its text alone."""
+def _link(link: re.Match[str], folder: Path, page: Path) -> str:
+    """Return a link as `page` needs it, from a file in `folder`.
+
+    A link to a file that is not part of the site becomes its text alone.
+    """
     mark, text, target, anchor = link.groups()
     if ":" in target:
         return link[0]
     path = Path(os.path.normpath(folder / target))
     pages = {ROOT / file: f"{page}.md" for page, file in ELSEWHERE.items()}
     if path in pages:
-        return f"[{text}]({pages[path]}{anchor or ''})"
-    if mark or (path.suffix == ".md" and path.parent == DOCS):
-        return f"{mark}[{text}]({os.path.relpath(path, DOCS)}{anchor or ''})"
+        target = os.path.relpath(DOCS / pages[path], page.parent)
+        return f"[{text}]({target}{anchor or ''})"
+    if mark or (path.suffix == ".md" and path.is_relative_to(DOCS)):
+        return f"{mark}[{text}]({os.path.relpath(path, page.parent)}{anchor or ''})"
     return f"{text}" if text.startswith("`") else f"{text} (`{path.relative_to(ROOT)}`)"

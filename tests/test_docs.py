@@ -14,6 +14,8 @@ A comment before a code block says what is done with it; readers do not see it.
 from __future__ import annotations
 
 import contextlib
+import enum
+import importlib
 import inspect
 import io
 import os
@@ -22,8 +24,9 @@ import shlex
 import subprocess
 import sys
 import textwrap
+import typing
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,43 +43,23 @@ from sparsewire.selectors import Selector
 from sparsewire.workspace import Workspace
 
 from .cluster import Cluster
+from .test_architecture import MODULES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 PARTS = {kind.__name__: kind for family in sw.scheme.FAMILIES.values() for kind in family}
-ERRORS = {name for name in vars(sw.errors) if name.endswith("Error")}
-ELSEWHERE = {
-    "functional": ("State", "exchange", "init", "simulate"),
-    "groups": ("Alone", "DistributedGroup", "SimulatedGroup"),
-    "scheme": ("FAMILIES",),
-    "segments": ("Segments",),
-    "report": ("Report",),
-    "explanation": ("Explanation",),
-}
-DOCUMENTED = {
-    **{name: getattr(sw, name) for name in sw.__all__ if name not in ERRORS},
-    **{
-        f"{module}.{name}": getattr(getattr(sw, module), name)
-        for module, names in ELSEWHERE.items()
-        for name in names
-    },
-}
-# nobody calls these
-MADE_BY_OTHERS = {"scheme.FAMILIES", "report.Report", "explanation.Explanation"}
-INTERNAL = {
-    "Report.of",
-    "Scheme.implied",
-    "DistributedGroup.doing",
-    "DistributedGroup.failure",
-    "DistributedGroup.find_common",
-    "DistributedGroup.limited",
-    "Alone.doing",
-    "SparseHookState.take",
-    "SparseUpdates.take",
-    "Segments.strides",
+INTERNAL = {  # members of public classes that are public by their names alone
+    "centres",
+    "low_bits",
+    "model",
+    "process_group",
+    "quantize",
+    "restore",
+    "take",
+    "width",
 }
 
 
@@ -109,7 +92,7 @@ def _blocks(page: Path) -> Iterator[Block]:
                 mark, opened = "", None
             else:
                 opened = (opened[0], opened[1], opened[2] + line + "\n")
-        elif match := re.fullmatch(r"\s*```(\w*)", line):
+        elif match := re.fullmatch(r"\s*```(\w*|\{[\w-]+\})", line):
             opened = (number, match[1], "")
         elif match := re.fullmatch(r"\s*<!-- (.*) -->", line):
             mark = match[1]
@@ -379,85 +362,180 @@ def test_error_texts_are_those_of_the_library() -> None:
 # -- the reference ---------------------------------------------------------------------------------
 
 
-def _sections() -> dict[str, str]:
-    """The reference by `### name`."""
-    page = (ROOT / "docs" / "api.md").read_text()
-    parts = re.split(r"^### (.*)$", page, flags=re.MULTILINE)
-    bodies = [re.split(r"^## ", body, maxsplit=1, flags=re.MULTILINE)[0] for body in parts[2::2]]
-    return dict(zip(parts[1::2], bodies, strict=True))
+@dataclass
+class Entry:
+    """One name that a page of the reference shows by its docstring."""
+
+    page: Path
+    heading: str
+    kind: str
+    name: str
+    options: dict[str, str]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def thing(self) -> Any:
+        module, _, name = f"sparsewire.{self.name}".rpartition(".")
+        return getattr(importlib.import_module(module), name)
+
+    @property
+    def is_data(self) -> bool:
+        return self.kind == "autodata"
+
+    def members(self) -> set[str]:
+        """The members that the entry shows."""
+        if "members" not in self.options:
+            return set()
+        listed = _words(self.options["members"])
+        inherits = "inherited-members" in self.options
+        shown = listed or _public(self.thing, inherits)
+        return shown - _words(self.options.get("exclude-members", ""))
 
 
-SECTIONS = _sections()
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text))
 
 
-def _arguments(function: Callable[..., Any], bound: bool = False) -> str:
-    """A signature's arguments as the reference writes them."""
-    written, starred = [], False
-    for parameter in list(inspect.signature(function).parameters.values())[bound:]:
-        if parameter.name.startswith("_"):
-            continue
-        if parameter.kind is parameter.KEYWORD_ONLY and not starred:
-            written.append("*")
-            starred = True
-        default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
-        stars = "**" if parameter.kind is parameter.VAR_KEYWORD else ""
-        written.append(stars + parameter.name + default)
-    return ", ".join(written)
+def _entries() -> Iterator[Entry]:
+    for page in sorted((ROOT / "docs" / "api").glob("*.md")):
+        heading, entry = "", None
+        for line in page.read_text().splitlines():
+            if match := re.match(r"#+ (.*)", line):
+                heading = match[1]
+            elif match := re.match(r"\.\. (auto\w+):: sparsewire\.([\w.]+)$", line):
+                entry = Entry(page, heading, match[1], match[2], {})
+                yield entry
+            elif entry and (match := re.match(r"   :([\w-]+):(.*)", line)):
+                entry.options[match[1]] = match[2].strip()
 
 
-def _rows(section: str, heading: str) -> list[str]:
-    """The first column of the table with this heading."""
-    table = section.partition(f"| {heading} | ")[2].partition("\n\n")[0]
-    return re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
+ENTRIES = list(_entries())
+OBJECTS = [entry for entry in ENTRIES if not entry.is_data]
+CLASSES = [entry for entry in OBJECTS if isinstance(entry.thing, type)]
+FAMILIES = ("codecs", "collectives", "selectors")  # whose base classes others derive from
+SECTIONS = r"(?:Arguments|Attributes|Options for \w+):"
+
+
+def _public(kind: type, inherits: bool = True) -> set[str]:
+    """The members of a class that a user may use, or only those that it defines itself."""
+    found: set[str] = set()
+    for base in kind.__mro__ if inherits else (kind,):
+        if base.__module__.startswith("sparsewire"):
+            found |= {*vars(base), *vars(base).get("__annotations__", ())}
+    return {
+        name
+        for name in found
+        if not name.startswith("_")
+        and ":meta private:" not in (inspect.getdoc(getattr(kind, name, None)) or "")
+    }
+
+
+def _described(text: str, section: str) -> list[str]:
+    """The names that a docstring's sections describe, each with some words."""
+    names, inside = [], False
+    for line in inspect.cleandoc(text).splitlines():
+        if line and not line.startswith(" "):
+            inside = re.fullmatch(section, line) is not None
+        elif inside and (match := re.match(r" {4}(\w+): \S", line)):
+            names.append(match[1])
+    return names
+
+
+def _arguments(function: Callable[..., Any]) -> list[str]:
+    """The arguments that a user may give, those of all overloads for one that has some."""
+    if overloads := typing.get_overloads(function):
+        alike = [list(inspect.signature(each).parameters) for each in overloads]
+        return sorted({name for names in alike for name in names} - {"options"})
+    parameters = inspect.signature(function).parameters.values()
+    return [p.name for p in parameters if not p.name.startswith("_")]
+
+
+def _public_names() -> dict[str, Any]:
+    """Every public name by where it is first found: in the package, then in its modules."""
+    found = {name: getattr(sw, name) for name in sw.__all__}
+    for module in sorted({*MODULES, *FAMILIES}):
+        home = importlib.import_module(f"sparsewire.{module}")
+        names = home.__all__
+        if module in FAMILIES and module not in MODULES:
+            names = [name for name in names if isinstance(getattr(home, name), type)]
+        for name in names:
+            if not any(thing is getattr(home, name) for thing in found.values()):
+                found[f"{module}.{name}"] = getattr(home, name)
+    return found
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    assert set(SECTIONS) == set(DOCUMENTED)
-    assert set(PARTS) <= {name.rpartition(".")[2] for name in SECTIONS}
+    shown = [entry.name for entry in ENTRIES]
+    assert len(shown) == len(set(shown)), "a name is shown twice"
+    missing = {name for name in _public_names() if name not in shown}
+    assert not missing, f"not in docs/api/: {', '.join(sorted(missing))}"
 
 
-def test_every_error_is_in_the_reference() -> None:
-    assert set(_rows((ROOT / "docs" / "api.md").read_text(), "error")) == ERRORS
+def test_every_page_of_the_reference_is_in_its_table() -> None:
+    table = (ROOT / "docs" / "api.md").read_text()
+    for entry in ENTRIES:
+        text = f"[`{entry.name}`](api/{entry.page.name}#{_slug(entry.heading)})"
+        row = rf"^\| {re.escape(text)} \| (.*) \|$"
+        summary = re.search(row, table, re.MULTILINE)
+        assert summary, f"docs/api.md lacks: | {text} | … |"
+        if not entry.is_data:
+            doc = " ".join((inspect.getdoc(entry.thing) or "").split("\n\n")[0].split())
+            assert summary[1] == doc, f"docs/api.md should say: | {text} | {doc} |"
+    for page in {entry.page for entry in ENTRIES}:
+        assert f"\napi/{page.stem}\n" in table
 
 
-@pytest.mark.parametrize("name", sorted(set(DOCUMENTED) - MADE_BY_OTHERS))
-def test_arguments_are_those_of_the_code(name: str) -> None:
-    thing, section = DOCUMENTED[name], SECTIONS[name]
-    assert section.split("\n")[2] == f"`sw.{name}({_arguments(thing)})`"
-    public = [name for name in inspect.signature(thing).parameters if name[0] != "_"]
-    assert _rows(section, "argument") == public
+@pytest.mark.parametrize("entry", OBJECTS, ids=str)
+def test_docstrings_describe_all_arguments(entry: Entry) -> None:
+    thing, doc = entry.thing, entry.thing.__doc__
+    assert doc, f"{entry} has no docstring"
+    if isinstance(thing, type):
+        if issubclass(thing, Exception | enum.Enum) or inspect.isabstract(thing):
+            return
+        if getattr(thing, "_is_protocol", False):
+            return
+    wanted = _arguments(thing)
+    described = _described(doc, r"(?:Arguments|Options for \w+):")
+    if not described and wanted:  # nobody makes one, so they are attributes to users
+        described = _described(doc, "Attributes:")
+    if typing.get_overloads(thing):
+        described.sort()
+    assert described == wanted
 
 
-def _members(kind: type) -> set[str]:
-    found = {field.name for field in fields(kind)} if is_dataclass(kind) else set()
-    for home in (kind, Attached) if issubclass(kind, Attached) else (kind,):
-        found |= set(vars(home))
-    return {name for name in found if not name.startswith("_")}
+@pytest.mark.parametrize("entry", CLASSES, ids=str)
+def test_docstrings_describe_all_members(entry: Entry) -> None:
+    """Everything that a class shows has a docstring, and nothing public is left out."""
+    kind = entry.thing
+    described = {
+        name for base in kind.__mro__ if base.__doc__ for name in _described(base.__doc__, SECTIONS)
+    }
+    shown = entry.members()
+    for name in shown - described:
+        member = inspect.getattr_static(kind, name)
+        if isinstance(member, enum.Enum):
+            continue  # autodoc shows the text behind it
+        doc = inspect.getdoc(member)
+        assert doc, f"{entry.name}.{name} has no docstring"
+        wanted = _described(doc, "Arguments:")
+        if wanted and callable(getattr(kind, name)):
+            given = _arguments(getattr(kind, name))
+            assert wanted == [argument for argument in given if argument != "self"]
+    bases = {each.thing: each for each in CLASSES if each.thing is not kind}
+    elsewhere = {name for base in kind.__mro__ if base in bases for name in bases[base].members()}
+    excluded = _words(entry.options.get("exclude-members", ""))
+    left_out = _public(kind) - described - shown - elsewhere - excluded - INTERNAL
+    assert not left_out, f"{entry}: document {', '.join(sorted(left_out))}, or say it is internal"
 
 
-@pytest.mark.parametrize("name", [n for n in SECTIONS if isinstance(DOCUMENTED.get(n), type)])
-def test_members_are_those_of_the_code(name: str) -> None:
-    kind, found = DOCUMENTED[name], set()
-    for row in _rows(SECTIONS[name], "member"):
-        match = re.fullmatch(r"\w+\.(\w+)(?:\((.*)\))?", row)
-        assert match, row
-        found.add(match[1])
-        assert match[1] in _members(kind), f"{name} has no {match[1]}"
-        member = inspect.getattr_static(kind, match[1], None)
-        if match[2] is not None:
-            static = isinstance(member, staticmethod)
-            assert match[2] == _arguments(getattr(kind, match[1]), bound=not static), row
-        else:
-            assert not inspect.isfunction(member), f"{row} is called with ()"
-    shown = found | set(_rows(SECTIONS[name], "argument"))
-    if found or name in MADE_BY_OTHERS:
-        assert {m for m in _members(kind) if f"{kind.__name__}.{m}" not in INTERNAL} <= shown
-
-
-@pytest.mark.parametrize("name", sorted(set(SECTIONS) - {"functional.init"}))
+@pytest.mark.parametrize("name", sorted(sw.__all__))
 def test_every_name_has_an_example(name: str) -> None:
-    assert "\n```python\n" in SECTIONS[name]
-    assert f"sw.{name}" in SECTIONS[name] or name in MADE_BY_OTHERS
+    (entry,) = (entry for entry in ENTRIES if entry.name == name)
+    on_page = [block.text for block in BLOCKS if block.page == entry.page]
+    in_docstring = entry.thing.__doc__.partition(">>>")[2]
+    assert name in in_docstring or any(f"sw.{name}" in text for text in on_page)
 
 
 # -- how to add a part -----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Exchange as a function, for people who write their own loop: gradients and state in, both out.
+"""The exchange as a function, for your own training loop: gradients and state in, both out.
 
 state = functional.init("TopK(0.01)", dict(model.named_parameters()))
 mean, state = functional.exchange(gradients, state, group)
@@ -31,7 +31,29 @@ __all__ = ["State", "exchange", "init", "simulate"]
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """What a rank carries from step to step. `counters` keeps running totals."""
+    """The state that a rank carries from step to step. `init` makes the first one.
+
+    It is frozen, except that `counters` keeps counting. To save a state, save its scheme's text,
+    its step and its memory; to load it, pass them to `State`.
+
+    Arguments:
+        scheme: The scheme.
+        step: The number of steps done.
+        memory: The kept tensors by parameter name and field, such as
+            `memory["weight"]["residual"]`.
+        counters: Running totals, such as `counters.bytes_sent`. All states that follow from each
+            other share them.
+
+    >>> import io
+    >>> import torch
+    >>> import sparsewire as sw
+    >>> state = sw.functional.init("TopK(0.1)", {"w": torch.zeros(64, 64)})
+    >>> file = io.BytesIO()
+    >>> torch.save({"scheme": repr(state.scheme), "step": 0, "memory": state.memory}, file)
+    >>> _ = file.seek(0)
+    >>> saved = torch.load(file, weights_only=True)
+    >>> again = sw.functional.State(sw.parse(saved["scheme"]), saved["step"], saved["memory"])
+    """
 
     scheme: AnyScheme
     step: int
@@ -42,7 +64,12 @@ class State:
 
 
 def init(scheme: AnyScheme | Selector | str, parameters: Mapping[str, Tensor]) -> State:
-    """The state before the first step."""
+    """Return the state before the first step.
+
+    Arguments:
+        scheme: What to send: a `Scheme`, a `Warmup`, a selector, or the text of any of them.
+        parameters: The parameters by name. Only their shapes, types and devices matter.
+    """
     chosen = as_scheme(scheme)
     for kind in {p.device.type for p in parameters.values()}:
         kernels.prepare(kind)
@@ -62,10 +89,28 @@ def init(scheme: AnyScheme | Selector | str, parameters: Mapping[str, Tensor]) -
 def exchange(
     gradients: Mapping[str, Tensor], state: State, group: Group
 ) -> tuple[dict[str, Tensor], State]:
-    """The mean gradient over all ranks of `group`, and the state for the next step.
+    """Return the mean gradient over all ranks of a group, and the state for the next step.
 
-    The state's tensors are left as they are; its counters go on. NaN or infinity on any rank
-    raises `NonFiniteError` on all.
+    The gradients and the tensors of the given state are not changed, so that a step can be undone
+    by going back to its state.
+
+    Arguments:
+        gradients: This rank's gradients by name: all parameters that were passed to `init`, in the
+            same order on all ranks.
+        state: This rank's state.
+        group: A `DistributedGroup` or `Alone`.
+
+    Raises:
+        NonFiniteError: A gradient on any rank has NaN or infinity. All ranks raise it.
+        ExchangeError: The exchange could not finish.
+
+    >>> import torch
+    >>> import sparsewire as sw
+    >>> state = sw.functional.init("TopK(0.1)", {"w": torch.zeros(64, 64)})
+    >>> gradients = {"w": torch.randn(64, 64)}
+    >>> mean, state = sw.functional.exchange(gradients, state, sw.groups.Alone())
+    >>> state.step, int(mean["w"].count_nonzero())
+    (1, 410)
     """
     job = _Job(gradients, state, group.rank, group.size)
     group.doing = f"the exchange of step {state.step}"
@@ -75,7 +120,26 @@ def exchange(
 def simulate(
     gradients: Sequence[Mapping[str, Tensor]], states: Sequence[State]
 ) -> tuple[dict[str, Tensor], list[State]]:
-    """The same for all workers at once, in one process: the mean, and every worker's next state."""
+    """Exchange the gradients of several workers in one process.
+
+    The result is bit for bit that of as many real processes.
+
+    Arguments:
+        gradients: One dictionary of gradients for each worker.
+        states: One state for each worker.
+
+    Returns:
+        The mean gradient, and the next state of every worker.
+
+    >>> import torch
+    >>> import sparsewire as sw
+    >>> parameters = {"w": torch.zeros(64, 64)}
+    >>> states = [sw.functional.init("RandomK(0.1)", parameters) for _ in range(3)]
+    >>> gradients = [{"w": torch.full((64, 64), float(worker))} for worker in range(3)]
+    >>> mean, states = sw.functional.simulate(gradients, states)
+    >>> sorted(set(mean["w"].flatten().tolist()))
+    [0.0, 1.0]
+    """
     if not gradients or len(gradients) != len(states):
         raise StateError(
             f"simulate() takes one gradient and one state per worker, not {len(gradients)} and "

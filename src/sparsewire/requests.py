@@ -43,7 +43,7 @@ class Request:
 
     @property
     def is_counted(self) -> bool:
-        """Whether its bytes count as those of a step: between machines, and not of an audit."""
+        """Whether its bytes count for a step; those inside a machine and of audits do not."""
         return self.group in ("exchange", "status")
 
     def traffic(self, world_size: int) -> int:

@@ -64,10 +64,13 @@ class StateField:
 
 @dataclass(frozen=True)
 class StepState:
-    """The fields of one exchange, as the last step left them and as this step writes them.
+    """The state of one exchange: flat tensors by the key of their field.
 
-    Flat tensors with a spare slot at their end, by key. A field that nobody keeps is missing in
-    `before`.
+    Each tensor has a spare slot at its end.
+
+    Arguments:
+        before: The fields after the last step. A field that is not kept is missing.
+        after: The fields that this step writes.
     """
 
     before: Mapping[str, Tensor]

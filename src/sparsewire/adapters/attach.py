@@ -147,8 +147,8 @@ def attach(
             default group, or this process alone if there is none.
 
     Returns:
-        A `SparseHookState` if gradients are exchanged, a `SparseUpdates` if updates are. Keep it:
-        its `state_dict()` belongs in every rank's checkpoint.
+        A `SparseHookState` if gradients are exchanged, a `SparseUpdates` if updates are. Keep it,
+        because its `state_dict()` belongs in every rank's checkpoint.
 
     Raises:
         AttachError: The model, the optimizer or an option cannot work, or an option belongs to the

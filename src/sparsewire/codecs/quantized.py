@@ -298,8 +298,8 @@ class KBit(_Steps):
 class QSGD(_Quantized):
     """Encode selected values in a few bits: the sign, and a share of a norm, rounded at random.
 
-    Every `bucket` consecutive values share a norm. With s = 2^(bits−1) − 1, the level s·|x|/‖x‖ is
-    rounded up with the probability of its fraction, so that the decoded values are right on
+    Every `bucket` consecutive values share a norm. With s = 2^(bits−1) − 1, the level `s·|x|/‖x‖`
+    is rounded up with the probability of its fraction, so that the decoded values are right on
     average. The mean square error is at most min(bucket/s², √bucket/s) times the square of the
     values. Error feedback needs an error smaller than the values, so keep the bucket smaller than
     s². Random numbers are a hash of seed, step, rank and coordinate.

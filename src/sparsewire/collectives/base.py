@@ -88,7 +88,7 @@ class Transfer:
 
     @property
     def share(self) -> float:
-        """1/W. Multiply by it: dividing a tensor by W gives other bits on a GPU than on a CPU."""
+        """1/W, to multiply by. Dividing a tensor by W gives other bits on a GPU than on a CPU."""
         return 1 / self.world_size
 
     def random_key(self, rank: int) -> RandomKey:

@@ -1,7 +1,7 @@
-"""Who talks, and the drivers that carry an exchange's requests.
+"""Groups: the ranks that take part in an exchange, and the drivers that carry its requests.
 
-`distributed` runs over a `torch.distributed` process group, `simulated` runs any number of workers
-in one process. Both give the same numbers.
+`DistributedGroup` runs over a `torch.distributed` process group, `SimulatedGroup` runs any number
+of ranks in one process. Both give the same numbers.
 """
 
 from __future__ import annotations
@@ -18,48 +18,75 @@ __all__ = ["Alone", "DistributedGroup", "Group", "SimulatedGroup", "drive"]
 
 
 class Group(Protocol):
-    """A rank's way to the others."""
+    """The protocol of groups: how a rank reaches the others.
+
+    Attributes:
+        rank: This rank's number.
+        size: The number of ranks.
+        doing: What is under way, for error messages.
+    """
 
     rank: int
     size: int
     doing: str
-    """What is under way, for the words of an error."""
 
     def start(self, request: Request) -> Any:
-        """Begin a request together with all other ranks; returns a ticket for `wait`."""
+        """Begin a request together with all other ranks, and return a ticket for `wait`."""
 
     def wait(self, ticket: Any) -> Any:
-        """Wait for the end of a request, and return its answer."""
+        """Wait until a request has ended, and return its answer."""
 
     def abandon(self, error: ExchangeError) -> None:
         """Refuse every later request, and tell the other ranks why."""
 
 
 class Alone:
-    """A group of one: nothing has to be sent."""
+    """A group of one rank, which needs no process group.
+
+    Nothing is sent, but selection and residual work as usual.
+
+    Attributes:
+        rank: 0.
+        size: 1.
+        doing: What is under way, for error messages.
+
+    >>> import torch
+    >>> import sparsewire as sw
+    >>> state = sw.functional.init("TopK(0.1)", {"w": torch.zeros(64, 64)})
+    >>> gradients = {"w": torch.ones(64, 64)}
+    >>> mean, state = sw.functional.exchange(gradients, state, sw.groups.Alone())
+    """
 
     rank = 0
     size = 1
     doing = ""
 
     def start(self, request: Request) -> Any:
+        """Return the answer to a request, as the ticket."""
         return answer_all([request])[0]
 
     def wait(self, ticket: Any) -> Any:
+        """Return the answer to a request."""
         return ticket
 
     def abandon(self, error: ExchangeError) -> None:
-        pass
+        """Do nothing: there is no other rank to tell."""
 
 
 Result = TypeVar("Result")
 
 
 def drive(routine: Routine[Result], group: Group, counters: Counters) -> Result:
-    """Run one rank's routine to its end.
+    """Run one rank's routine to its end, and return its result.
 
-    An error of the group is raised inside the routine, which may have others to tell about it. If
-    the routine raises an error that not all ranks are sure to raise, the group is abandoned.
+    A routine is a generator that yields requests and receives their answers. An error of the group
+    is raised inside the routine, which may have to tell other ranks about it. If the routine raises
+    an error that some ranks may not raise, the group is abandoned.
+
+    Arguments:
+        routine: The routine.
+        group: The group that carries its requests.
+        counters: Counts bytes and times.
     """
     answer: Any = None
     error: SparsewireError | None = None

@@ -1,4 +1,4 @@
-"""W ranks in one process, without threads or sockets: the same numbers as W processes."""
+"""Any number of ranks in one process, without threads or sockets."""
 
 from __future__ import annotations
 
@@ -15,22 +15,29 @@ Result = TypeVar("Result")
 
 
 class SimulatedGroup:
-    """Runs the routines of `size` ranks in turn, each until it has to wait for another.
+    """Runs the routines of several ranks in one process, each until it has to wait for another.
+
+    `functional.simulate` uses it. Use it yourself to test what happens between ranks: override
+    `carry` in a subclass to see or change messages, and `pick` to decide which rank goes on next.
 
     Arguments:
-        size: how many ranks there are.
-        groups: for each group that requests may name, which ranks belong together, such as
-            `intra_node=[[0, 1], [2, 3]]`. All ranks belong together in a group that is not given.
+        size: The number of ranks.
+        groups: For each group that requests may name, which ranks belong together, such as
+            `intra_node=[[0, 1], [2, 3]]`. In a group that is not given, all ranks belong together.
 
-    A subclass that overrides `carry` sees every message, and may change what arrives; one that
-    overrides `pick` decides which rank goes on next.
+    Attributes:
+        size: The number of ranks.
+        broken: The error that broke the group, or None. As with real ranks, an error that not all
+            ranks raise breaks it.
 
-    Once a rank has raised an error that is not agreed on, the group is `broken`, as a real one is.
+    >>> import sparsewire as sw
+    >>> sw.groups.SimulatedGroup(8).size
+    8
     """
 
     def __init__(self, size: int, **groups: Sequence[Sequence[int]]) -> None:
         if size < 1:
-            raise SchemeError(f"a simulated group of {size} workers makes no sense; use at least 1")
+            raise SchemeError(f"a simulated group has at least 1 rank, not {size}")
         self.size = size
         self.broken: ExchangeError | None = None
         self._groups = groups
@@ -38,16 +45,25 @@ class SimulatedGroup:
     def drive(
         self, runs: Sequence[Routine[Result]], all_counters: Sequence[Counters]
     ) -> list[Result]:
-        """Run every rank's routine to its end, and return what each one returned."""
+        """Run every rank's routine to its end, and return the results.
+
+        Arguments:
+            runs: One routine for each rank.
+            all_counters: Counters for each rank.
+        """
         turns = _Turns(self, runs, all_counters)
         while turns.alive:
             turns.take()
         return [turns.results[rank] for rank in range(self.size)]
 
     def follow(self, runs: Sequence[Routine[Result]], all_counters: Sequence[Counters]) -> Result:
-        """Run the first rank's routine to its end, and the others' as far as it depends on them.
+        """Run the first rank's routine to its end, and the others as far as it depends on them.
 
         All ranks end with the same mean, so only one of them needs to compute it.
+
+        Arguments:
+            runs: One routine for each rank.
+            all_counters: Counters for each rank.
         """
         turns = _Turns(self, runs, all_counters)
         while 0 not in turns.results:
@@ -59,9 +75,13 @@ class SimulatedGroup:
     def outcomes(
         self, runs: Sequence[Routine[Result]], all_counters: Sequence[Counters]
     ) -> list[Result | SparsewireError]:
-        """Run every rank to its end or to its error, whatever happens to the others.
+        """Run every rank to its end or to its error, and return the results and errors.
 
         A rank that waits for one that has ended gets an `ExchangeError`, as from a network.
+
+        Arguments:
+            runs: One routine for each rank.
+            all_counters: Counters for each rank.
         """
         turns = _Turns(self, runs, all_counters, raises=False)
         while turns.alive:
@@ -69,15 +89,20 @@ class SimulatedGroup:
         return [turns.results.get(rank, turns.errors.get(rank)) for rank in range(self.size)]  # type: ignore[misc]
 
     def pick(self, ready: Sequence[int]) -> int:
-        """Return which of the ranks that need not wait goes on."""
+        """Return which rank goes on next, out of those that need not wait."""
         return ready[0]
 
     def carry(self, ranks: Sequence[int], requests: Sequence[Request]) -> list[Any]:
-        """Return what each of these ranks gets when all of them have made their request."""
+        """Return the answer that each of these ranks gets, once all of them have made a request."""
         return answer_all(requests)
 
     def members(self, rank: int, group: GroupName) -> tuple[int, ...]:
-        """Return the ranks that take part in a rank's requests to a group."""
+        """Return the ranks that take part in a rank's requests to a group.
+
+        Arguments:
+            rank: The rank that makes the request.
+            group: The name of the group.
+        """
         sets = self._groups.get(group, [range(self.size)])
         found = next((tuple(ranks) for ranks in sets if rank in ranks), None)
         if found is None:

@@ -47,7 +47,7 @@ class Coordination(Enum):
     LOCAL = "local"
     """Every rank selects by its own gradient, so it must send its indices."""
     LOCAL_SEEDED = "local, seeded"
-    """Every rank draws its own coordinates, and the others can derive them: no index is sent."""
+    """Every rank draws its own coordinates. The others can derive them, so no index is sent."""
     SHARED_SEEDED = "shared, seeded"
     """All ranks draw the same coordinates, so values can be summed in transit."""
     NEGOTIATED = "negotiated"

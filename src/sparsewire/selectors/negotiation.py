@@ -39,7 +39,7 @@ class NegotiationPlan:
 
     @property
     def nbytes(self) -> int:
-        """The size of one rank's message: numbers to sum, or proposed coordinates."""
+        """The size of one rank's message, with numbers to sum or proposed coordinates."""
         return 4 * self.added + (self.proposal.nbytes if self.proposal else 0)
 
     @property
