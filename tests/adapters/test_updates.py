@@ -418,7 +418,7 @@ def test_detach_leaves_shared_weights_and_nothing_else(group: None) -> None:
     plain = make_net()
     train(net, optimizer, range(5))
     net.eval()(torch.randn(8, 20))
-    thread = wire._thread
+    thread = wire._rounds.thread
     assert thread is not None
     mean = wire.state_dict()["updates"]["mean"]
     expected = {name: p.detach() - mean[name] for name, p in net.named_parameters()}

@@ -11,7 +11,8 @@ import pytest
 
 from sparsewire.errors import ExchangeError, SparsewireError
 from sparsewire.groups import liveness, thread
-from sparsewire.groups.liveness import GRACE, LIMIT, PATIENCE, Liveness, within
+from sparsewire.groups.environment import Environment, Result
+from sparsewire.groups.liveness import GRACE, LIMIT, PATIENCE, Liveness
 from sparsewire.groups.thread import Watch
 
 
@@ -54,18 +55,24 @@ class World:
             rank.progress.enter("finished")
 
     def _rank(self, rank: int, size: int, timeout: float) -> Liveness:
-        def sleep(seconds: float) -> None:
-            self.now += seconds
-            self.asleep.add(rank)
-            for other, watch in enumerate(self.watches):
-                if other not in self.asleep and watch.broken is None:
-                    watch.check_reports()
-            self.asleep.discard(rank)
+        world = self
 
-        def limited(_: float, call: Callable[[], str]) -> str:
-            return call()
+        class Virtual(Environment):
+            def now(self) -> float:
+                return world.now
 
-        return Liveness(rank, size, timeout, clock=lambda: self.now, sleep=sleep, limited=limited)
+            def sleep(self, seconds: float) -> None:
+                world.now += seconds
+                world.asleep.add(rank)
+                for other, watch in enumerate(world.watches):
+                    if other not in world.asleep and watch.broken is None:
+                        watch.check_reports()
+                world.asleep.discard(rank)
+
+            def within(self, seconds: float, call: Callable[[], Result]) -> Result:
+                return call()
+
+        return Liveness(rank, size, timeout, Virtual())
 
     def _note(self, rank: int) -> Callable[[SparsewireError], None]:
         return lambda error: self.errors.update({rank: error})
@@ -159,8 +166,8 @@ def test_a_rank_that_does_not_answer_is_named_by_all_others() -> None:
 
 
 def test_a_rank_that_has_not_come_is_named() -> None:
-    board, now = Board(), 0.0
-    rank = Liveness(0, 3, 2.0, clock=lambda: now, sleep=lambda _: None, limited=lambda _, f: f())
+    board = Board()
+    rank = Liveness(0, 3, 2.0)
     rank.arrive(board)
     Liveness(2, 3, 2.0).arrive(board)
     message = str(rank.failure(TimeoutError("Wait timeout after 2000ms, keys: /default_pg/0")))
@@ -251,7 +258,7 @@ def test_an_unreadable_answer_is_an_answer(text: str) -> None:
 
 
 def test_a_call_that_never_returns_is_left_behind() -> None:
-    never = threading.Event()
+    never, within = threading.Event(), Environment().within
     assert within(60, lambda: 5) == 5
     with pytest.raises(KeyError):
         within(60, lambda: {}["missing"])

@@ -18,8 +18,9 @@ from ..counters import Counters
 from ..digest import seal, verify
 from ..errors import AttachError, SparsewireError, StateError
 from ..groups import Alone, drive
+from ..groups.connection import Connection
 from ..groups.distributed import DistributedGroup, seconds_of
-from ..groups.hierarchy import Hierarchy, IntraNode
+from ..groups.hierarchy import DistributedHierarchy, Hierarchy, IntraNode
 from ..groups.thread import ExchangeThread
 from ..report import Report, dense_traffic, plural
 from ..scheme import AnyScheme
@@ -36,9 +37,11 @@ class Attached(ABC):
 
     @property
     @abstractmethod
-    def group(self) -> DistributedGroup | Alone:
-        """The ranks that take part: `group.rank` and `group.size` are this rank's number and the
-        number of ranks."""
+    def group(self) -> Connection | Alone:
+        """The ranks that take part.
+
+        `group.rank` is this rank's number, and `group.size` is the number of ranks.
+        """
 
     @property
     @abstractmethod
@@ -210,19 +213,19 @@ def _check_together(states: Sequence[Mapping[str, Any]]) -> None:
 class Meeting:
     """The groups of one exchange, and this rank's place in them."""
 
-    group: DistributedGroup | Alone
+    group: Connection | Alone
     hierarchy: Hierarchy | None
     topology: Topology
 
     @property
-    def driver(self) -> DistributedGroup | Hierarchy | Alone:
+    def driver(self) -> Connection | Hierarchy | Alone:
         """The driver that carries out requests."""
         return self.hierarchy or self.group
 
     def close(self) -> None:
         """Leave all groups."""
         for group in (self.group, self.hierarchy):
-            if isinstance(group, (DistributedGroup, Hierarchy)):
+            if isinstance(group, (DistributedGroup, DistributedHierarchy)):
                 group.close()
 
 
@@ -255,7 +258,7 @@ def meet(
     drive(handshake(group.rank, scheme, parameters, options), group, Counters())
     if intra_node is None:
         return Meeting(group, None, Topology(group.rank, group.size))
-    hierarchy = Hierarchy(intra_node, intra_node_dtype, group, device)
+    hierarchy = DistributedHierarchy(intra_node, intra_node_dtype, group, device)
     topology = Topology(
         hierarchy.rank,
         hierarchy.size,

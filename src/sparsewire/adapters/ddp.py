@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import AttachError, SparsewireError, StateError
-from ..groups.distributed import DistributedGroup
+from ..groups.connection import Connection
 from ..groups.hierarchy import IntraNode
 from ..scheme import AnyScheme, as_scheme
 from ..selectors import Selector
@@ -127,9 +127,11 @@ class SparseHookState(Attached):
         return self._pipeline.take(bucket)
 
     @property
-    def group(self) -> DistributedGroup:
-        """The ranks that take part: `group.rank` and `group.size` are this rank's number and the
-        number of ranks."""
+    def group(self) -> Connection:
+        """The ranks that take part.
+
+        `group.rank` is this rank's number, and `group.size` is the number of ranks.
+        """
         return self._pipeline.group
 
     @property

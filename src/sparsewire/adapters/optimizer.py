@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import replace
 from datetime import timedelta
@@ -23,37 +22,28 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from ..errors import (
-    AttachError,
-    CorruptMessageError,
-    DisagreementError,
-    NonFiniteError,
-    SparsewireError,
-    StateError,
-)
-from ..exchange import NonFinite
-from ..groups import Alone, drive
+from ..errors import AttachError, SparsewireError, StateError
+from ..groups import Alone
+from ..groups.connection import Connection
 from ..groups.distributed import DistributedGroup
 from ..groups.hierarchy import IntraNode
-from ..groups.thread import ExchangeThread
 from ..report import Report
 from ..scheme import AnyScheme, as_scheme
 from ..selectors import Selector
 from ..session import Session
-from ..state import check_numbers
 from .audit import Audit
 from .base import Attached, leave, meet
 from .hook import activate, check_is_free, deactivate, register
 from .model import check_nonfinite, check_scaler, named_parameters, search_ddp
 from .options import Optimizers, check_ahead, check_memory, check_optimizers, check_whole
+from .restore import check_saved, is_between, load_outer
+from .rounds import Rounds
 from .scaling import WatchedScaler
 from .shown import Shown
 from .updates import StepAhead, Updates
 from .weights import check_outer
 
 log = logging.getLogger("sparsewire.updates")
-
-Found = tuple[NonFinite | None, float]
 
 
 class SparseUpdates(Attached):
@@ -116,86 +106,73 @@ class SparseUpdates(Attached):
         intra_node_dtype: torch.dtype | None = None,
         audit_every: int | None = 100,
     ) -> None:
-        ddp = search_ddp(model)
-        module = ddp.module if ddp is not None else model
-        if not isinstance(module, nn.Module):
-            raise AttachError(f"attach() needs a module, not {type(module).__name__}")
+        ddp, module = _find_module(model)
         chosen = as_scheme(scheme)
         parameters = named_parameters(module)
         optimizers = check_optimizers(optimizer, parameters)
         check_memory(chosen)
         check_whole("every", every, 1)
         check_whole("delay", delay, 0, 1)
-        step_ahead = check_ahead(step_ahead, chosen, intra_node is not None)
+        ahead = check_ahead(step_ahead, chosen, intra_node is not None)
         check_outer(outer, parameters)
         check_nonfinite(on_nonfinite)
         scaler = check_scaler(scaler)
         audit = Audit(audit_every)
-        if ddp is not None:
-            check_is_free(ddp)
-            process_group = ddp.process_group
         if module in _attached:
             raise AttachError(
                 "this model is attached already. Call detach() on what attach() returned first"
             )
 
-        options = (
-            f"updates {on_nonfinite} {every} {delay} {step_ahead} {type(outer).__name__} "
-            f"{audit_every}"
-        )
-        is_alone = not dist.is_initialized()
+        options = f"updates {on_nonfinite} {every} {delay} {ahead} {type(outer).__name__}"
         meeting = meet(
-            process_group,
+            process_group if ddp is None else ddp.process_group,
             chosen,
             parameters,
-            options,
+            f"{options} {audit_every}",
             timeout,
             intra_node,
             intra_node_dtype,
-            is_alone,
+            alone=not dist.is_initialized(),
         )
         if ddp is None and isinstance(meeting.group, DistributedGroup):
             meeting.group.broadcast([*module.parameters(), *module.buffers()])
-        shapes = {name: tuple(p.shape) for name, p in parameters.items()}
         self.every = every
         self.delay = delay
         self.local_step = 0
-        self._meeting = meeting
+        self._outer = outer
+        self._on_nonfinite = on_nonfinite
         self._updates = Updates(
-            Session(chosen, shapes, meeting.topology),
+            Session(chosen, {n: tuple(p.shape) for n, p in parameters.items()}, meeting.topology),
             parameters,
-            step_ahead=step_ahead,
+            step_ahead=ahead,
             outer=outer,
             buffers=() if ddp is not None else tuple(module.buffers()),
             is_delayed=bool(delay),
             audit=audit,
         )
-        self._outer = outer
-        self._error: SparsewireError | None = None
-        self._future: Future[Found] | None = None  # the exchange under way
-        self._device = next(iter(parameters.values())).device
-        on_cuda = self._device.type == "cuda"
-        self._stream = torch.cuda.Stream(self._device) if on_cuda else None  # type: ignore[no-untyped-call]
-        self._thread: ExchangeThread | None = None
-        if isinstance(meeting.group, DistributedGroup):
-            self._thread = ExchangeThread(meeting.group, self._break)
-        self._on_nonfinite = on_nonfinite
-        self._scaler = scaler
-        self._optimizers = [weakref.ref(each) for each in optimizers]
+        self._rounds = Rounds(self._updates, meeting, delay, on_nonfinite)
         self._stepped: set[int] = set()
         self._is_resumed = False  # loaded, and no step since
-        self._shown = Shown(module, parameters, self._show, self._adopt)
-        self._hooks: list[Any] = [self._shown]
+        self._scaler = scaler
+        self._optimizers = [weakref.ref(each) for each in optimizers]
+        self._module = weakref.ref(module)
+        self._ddp = None if ddp is None else weakref.ref(ddp)
+        self._hook_in(module, optimizers)
+
+    def _hook_in(self, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Hook into the module, its optimizers and its DDP, and take note that it is attached."""
+        shown = Shown(module, self._updates.weights.parameters, self._show, self._adopt)
+        self._hooks: list[Any] = [shown]
         for each in optimizers:
             self._hooks.append(each.register_step_pre_hook(self._before_step))
             self._hooks.append(each.register_step_post_hook(self._after_step))
-        if scaler is not None:
-            self._hooks.append(WatchedScaler(scaler, self._after_scaler))
-        self._module = weakref.ref(module)
-        self._ddp = None if ddp is None else weakref.ref(ddp)
-        if self._thread is not None:  # if the model goes without a detach
-            self._last_resort = weakref.finalize(module, leave, self._thread, meeting)
+        if self._scaler is not None:
+            self._hooks.append(WatchedScaler(self._scaler, self._after_scaler))
+        thread, meeting = self._rounds.thread, self._rounds.meeting
+        if thread is not None:  # if the model goes without a detach
+            self._last_resort = weakref.finalize(module, leave, thread, meeting)
         _attached[module] = self
+        ddp = None if self._ddp is None else self._ddp()
         if ddp is not None:
             activate(ddp, self)
             try:
@@ -221,7 +198,8 @@ class SparseUpdates(Attached):
 
     def take(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Leave a bucket's gradients as they are: DDP's communication hook."""
-        devices = [self._device] if self._device.type != "cpu" else None
+        device = self._updates.weights.device
+        devices = [device] if device.type != "cpu" else None
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)  # type: ignore[arg-type]
         future.set_result(bucket.buffer())
         return future
@@ -281,7 +259,7 @@ class SparseUpdates(Attached):
         self.local_step += 1
         if self.local_step == self.every:
             self.local_step = 0
-            self._end_round()
+            self._rounds.end()
 
     def _after_scaler(self, optimizer: object, has_stepped: bool) -> None:
         """A GradScaler that leaves a step out on one rank: the others wait for it all the same."""
@@ -289,82 +267,6 @@ class SparseUpdates(Attached):
             assert isinstance(optimizer, torch.optim.Optimizer)
             self._show(False)
             self._after_step(optimizer)
-
-    def _end_round(self) -> None:
-        updates = self._updates
-        if not self.delay:
-            updates.collect()
-            self._start()
-            self._finish()
-            updates.begin()
-            return
-        self._finish()
-        updates.collect()
-        updates.begin_early()
-        self._start()
-
-    def _start(self) -> None:
-        """Let the exchange begin."""
-        self._future = Future()
-        if self._thread is None:
-            self._exchange(self._future, None)
-            return
-        event = None
-        if self._stream is not None:
-            event = torch.cuda.current_stream(self._device).record_event()
-        if self._thread.broken is not None:
-            self._break(self._thread.broken)
-            return
-        future, what = self._future, f"the exchange of step {self.steps}"
-        self._thread.submit(what, lambda: self._exchange(future, event))
-
-    @torch.no_grad()
-    def _exchange(self, future: Future[Found], ready: torch.cuda.Event | None) -> None:
-        """Run on the exchange thread, if there is one."""
-        stream = torch.cuda.stream(self._stream) if self._stream else nullcontext()
-        with stream:
-            if self._stream is not None and ready is not None:
-                self._stream.wait_event(ready)
-            routine = self._updates.exchange()
-            try:
-                found = drive(routine, self._meeting.driver, self._session.counters)
-            except (DisagreementError, CorruptMessageError) as error:
-                # all ranks see these at the same place: the group lives on
-                _fail(future, error)
-                return
-            if self._stream is not None:
-                self._stream.synchronize()
-            with suppress(InvalidStateError):
-                future.set_result(found)
-
-    def _finish(self) -> None:
-        """Wait for the exchange under way, if there is one, and move the shared weights."""
-        if self._future is None:
-            return
-        number = self.steps
-        try:
-            found, ahead = self._future.result()  # which `_break` finds meanwhile
-        except SparsewireError as error:
-            self._error = error
-            self._updates.begin()
-            raise
-        finally:
-            self._future = None
-        self._updates.apply(found, ahead)
-        if found is not None and self._on_nonfinite == "raise":
-            self._updates.begin()
-            self._error = NonFiniteError(
-                f"NaN or infinity at step {number}: {found}. No rank took the step: weights and "
-                f"residual are those before it. Find the cause, or pass on_nonfinite='skip' to "
-                f"leave such steps out on the rank that has them"
-            )
-            raise self._error
-
-    def _break(self, error: SparsewireError) -> None:
-        """The group is broken: nobody may wait for it any longer."""
-        self._error = error
-        if self._future is not None:
-            _fail(self._future, error)
 
     # -- which weights the parameters hold -------------------------------------------------------
 
@@ -408,19 +310,21 @@ class SparseUpdates(Attached):
         return self._updates.session
 
     @property
-    def group(self) -> DistributedGroup | Alone:
-        """The ranks that take part: `group.rank` and `group.size` are this rank's number and the
-        number of ranks."""
-        return self._meeting.group
+    def group(self) -> Connection | Alone:
+        """The ranks that take part.
+
+        `group.rank` is this rank's number, and `group.size` is the number of ranks.
+        """
+        return self._rounds.meeting.group
 
     @property
     def error(self) -> SparsewireError | None:
         """The last failure, as `optimizer.step()` raised it, or None."""
-        return self._error
+        return self._rounds.error
 
     @property
     def step_ahead(self) -> float:
-        """The current λ: the live weights are the shared ones minus λ times the residual."""
+        """The current λ. The live weights are the shared ones minus λ times the residual."""
         return self._updates.ahead
 
     def report(self, layers: bool = False) -> Report:
@@ -433,9 +337,9 @@ class SparseUpdates(Attached):
 
     def _saved(self) -> dict[str, Any]:
         """Wait for an exchange that is under way, whose result is saved."""
-        mean, ahead = None, self.step_ahead
-        if self._future is not None:
-            found, ahead = self._future.result()
+        mean, ahead, rounds = None, self.step_ahead, self._rounds
+        if rounds.is_under_way:
+            found, ahead = rounds.result()
             mean = None if found is not None else self._updates.weights.values(self._updates.mean)
         return {
             "updates": {
@@ -445,7 +349,7 @@ class SparseUpdates(Attached):
                 "step_ahead": ahead,
                 "weights": self._updates.weights.save(self._keeps_live),
                 "mean": None if mean is None else {n: t.clone() for n, t in mean.items()},
-                "buffers": None if self._future is None else self._updates.packed,
+                "buffers": self._updates.packed if rounds.is_under_way else None,
                 "outer": None if self._outer is None else deepcopy(self._outer.state_dict()),
             },
         }
@@ -453,8 +357,8 @@ class SparseUpdates(Attached):
     def _merged(self, states: Sequence[Mapping[str, Any]], strict: bool) -> dict[str, Any]:
         """Of a round that began early each rank goes on with another's; all else is shared."""
         merged = super()._merged(states, strict)
-        saved = [_check_saved(each.get("updates"), self._updates) for each in states]
-        if any(map(_is_between, saved)):
+        saved = [check_saved(each.get("updates"), self._updates) for each in states]
+        if any(map(is_between, saved)):
             raise StateError(
                 f"the saved state is of the middle of a round, after {saved[0]['local_step']} of "
                 f"{self.every} local steps, which another number of ranks cannot take over. Use a "
@@ -467,7 +371,7 @@ class SparseUpdates(Attached):
     def _load(self, state: Mapping[str, Any], strict: bool) -> None:
         self._session.check(state, strict)
         updates, weights = self._updates, self._updates.weights
-        saved = _check_saved(state.get("updates"), updates)
+        saved = check_saved(state.get("updates"), updates)
         if (saved["every"], saved["delay"]) != (self.every, self.delay):
             raise StateError(
                 f"the state was saved with every={saved['every']}, delay={saved['delay']}, and "
@@ -479,23 +383,19 @@ class SparseUpdates(Attached):
                 "round. Attach with the same outer="
             )
         if self._outer is not None:  # first, since it may refuse
-            _load_outer(self._outer, saved["outer"])
-        if self._future is not None:
-            with suppress(SparsewireError):
-                self._future.result()  # nobody else may write to the residual now
+            load_outer(self._outer, saved["outer"])
+        self._rounds.forget()  # nobody else may write to the residual now
         self._session.load_state_dict(state, strict)
         self._show(False)
         weights.load(saved["weights"])
         updates.ahead = saved["step_ahead"]
         self.local_step = saved["local_step"]
         self._stepped.clear()
-        self._future = None
         if self.delay and saved["mean"] is not None:
             for name, view in weights.values(updates.mean).items():
                 view.copy_(saved["mean"][name])
             updates.packed = saved["buffers"]
-            self._future = Future()
-            self._future.set_result((None, updates.ahead))
+            self._rounds.resume((None, updates.ahead))
         self._is_resumed = True
         if "live" in saved["weights"]:
             weights.load_live(saved["weights"]["live"])
@@ -511,9 +411,8 @@ class SparseUpdates(Attached):
         if not self._hooks:
             return
         self._show(False)
-        if self._future is not None:
-            with suppress(SparsewireError):
-                self._finish()
+        with suppress(SparsewireError):
+            self._rounds.finish()
         self._updates.weights.show_shared(keeps_live=False)
         for hook in self._hooks:
             hook.remove()
@@ -524,20 +423,23 @@ class SparseUpdates(Attached):
         del _attached[module]
         if self._ddp is not None:
             deactivate(self)
-        if self._thread is not None:
+        if self._rounds.thread is not None:
             self._last_resort.detach()
-            self._thread.stop()
-            if self._thread.broken is not None:
-                return
-        self._meeting.close()
+        self._rounds.leave()
 
 
 _attached: weakref.WeakKeyDictionary[nn.Module, SparseUpdates] = weakref.WeakKeyDictionary()
 
 
-def _fail(future: Future[Found], error: BaseException) -> None:
-    with suppress(InvalidStateError):
-        future.set_exception(error)
+def _find_module(model: object) -> tuple[DistributedDataParallel | None, nn.Module]:
+    """Return the DDP module that was given, if it is one, and the module that trains."""
+    ddp = search_ddp(model)
+    module = ddp.module if ddp is not None else model
+    if not isinstance(module, nn.Module):
+        raise AttachError(f"attach() needs a module, not {type(module).__name__}")
+    if ddp is not None:
+        check_is_free(ddp)
+    return ddp, module
 
 
 def _first_bad(parameters: Mapping[str, nn.Parameter]) -> str | None:
@@ -551,60 +453,3 @@ def _first_bad(parameters: Mapping[str, nn.Parameter]) -> str | None:
         if not is_fine and not bool(gradient.isfinite().all()):  # not just too large to square
             return name
     return None
-
-
-def _load_outer(outer: torch.optim.Optimizer, saved: Any) -> None:
-    """Load an optimizer's state, which it checks before it changes anything."""
-    try:
-        outer.load_state_dict(deepcopy(saved))  # or it would go on training on what was saved
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise StateError(f"the saved state of the outer optimizer does not fit: {error}") from error
-
-
-def _check_saved(saved: Any, updates: Updates) -> Mapping[str, Any]:
-    """Refuse what was not saved by an exchange of this model's updates."""
-    if saved is None:
-        raise StateError(
-            "the saved state is of an exchange of gradients. Attach with communicate='gradients'"
-        )
-    weights = updates.weights
-    try:
-        kept, mean, buffers = saved["weights"], saved["mean"], saved["buffers"]
-        tensors = [*kept.values(), *([] if mean is None else [mean])]
-        is_fine = (
-            type(saved["local_step"]) is int
-            and 0 <= saved["local_step"] < saved["every"]
-            and ("live" in kept or not (saved["local_step"] or saved["delay"]))
-            and ("start" in kept or not saved["delay"])
-            and ("shared" in kept or not weights.is_narrow)
-            and type(saved["step_ahead"]) is float
-            and 0 <= saved["step_ahead"] <= 1
-            and saved["delay"] in (0, 1)
-            and "outer" in saved
-            and all({n: tuple(t.shape) for n, t in h.items()} == weights.shapes for h in tensors)
-            and (
-                buffers is None
-                or (buffers.dtype, tuple(buffers.shape)) == (torch.uint8, (updates.buffer_bytes,))
-            )
-        )
-        for held in tensors if is_fine else ():
-            for name, tensor in held.items():
-                check_numbers(tensor, f"the saved state of {name}")
-    except (AttributeError, KeyError, TypeError) as error:
-        raise StateError("the saved state of the updates cannot be read") from error
-    if not is_fine:
-        raise StateError("the saved state of the updates does not fit this model")
-    assert isinstance(saved, Mapping)
-    return saved
-
-
-def _is_between(saved: Mapping[str, Any]) -> bool:
-    """Whether a rank had taken local steps since its round began."""
-    weights = saved["weights"]
-    if saved["local_step"] or "live" not in weights:
-        return bool(saved["local_step"])
-    start = weights.get("start", {})  # of a round that begins early
-    return any(
-        name not in start or not torch.equal(live.to(start[name].dtype), start[name])
-        for name, live in weights["live"].items()
-    )

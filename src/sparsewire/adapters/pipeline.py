@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import GradBucket
 from ..errors import CorruptMessageError, DisagreementError, NonFiniteError, SparsewireError
 from ..exchange import NonFinite
 from ..groups import drive
-from ..groups.distributed import DistributedGroup
+from ..groups.connection import Connection
 from ..groups.thread import ExchangeThread, Promise
 from ..requests import Routine
 from ..session import Session, Transaction, Unit
@@ -70,7 +70,7 @@ class Pipeline:
         audit: Audit,
     ) -> None:
         self.session = session
-        assert isinstance(meeting.group, DistributedGroup)
+        assert isinstance(meeting.group, Connection)
         self.meeting = meeting
         self.group = meeting.group
         self.scaling = scaling

@@ -11,18 +11,16 @@ import json
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import AttachError, ExchangeError
-from ..requests import Request
-from .liveness import GRACE, Liveness, store_of, within
-from .simulated import answer_all
-from .transport import Transport, Work
+from ..errors import AttachError
+from .connection import Connection, Ticket
+from .liveness import GRACE, Liveness, store_of
+from .transport import Transport
 
 Result = TypeVar("Result")
 
@@ -33,14 +31,6 @@ _spares: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[float, dict[int, dist
     weakref.WeakKeyDictionary()
 )
 _meetings: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
-
-
-@dataclass(frozen=True)
-class Ticket:
-    """A request under way: what to wait for, and what to call then."""
-
-    work: Work | None
-    answer: Callable[[], Any]
 
 
 def seconds_of(timeout: float | datetime.timedelta) -> float:
@@ -54,16 +44,26 @@ def seconds_of(timeout: float | datetime.timedelta) -> float:
     return float(timeout)
 
 
-class DistributedGroup:
-    """The ranks of a process group, for tensors on `device`.
+class DistributedGroup(Connection):
+    """The ranks of a `torch.distributed` process group.
+
+    It makes a process group of its own over the same ranks, so that its collectives cannot mix with
+    yours. All ranks must make it together.
 
     Arguments:
-        process_group: who takes part; the default group if None.
-        timeout: seconds, or a `timedelta`, that any collective may take.
-        device: where gradients live; messages go to the CPU where the backend needs them there.
-        _part_of: the group of all ranks, if the process group was made for some of them. It needs
-            no double then, and a failure concerns all ranks.
+        process_group: The ranks that take part. If None, the default group.
+        timeout: Seconds, or a `timedelta`, that any collective may take.
+        device: The device of the gradients. If None, the CPU. Messages are copied to the CPU if
+            the backend needs them there.
+
+    Attributes:
+        rank: This rank's number in the group.
+        size: The number of ranks.
+        timeout: The time-out in seconds.
     """
+
+    # `_part_of` is the group of all ranks, if the process group was made for some of them. It needs
+    # no double then, and a failure concerns all ranks.
 
     def __init__(
         self,
@@ -81,17 +81,13 @@ class DistributedGroup:
         if not isinstance(original, dist.ProcessGroup):
             raise AttachError("this process is not a member of the process group")
         self.timeout = timeout = seconds_of(timeout)
-        self.rank = dist.get_rank(original)
-        self.size = dist.get_world_size(original)
-        self._device = self._message_device(original, device or torch.device("cpu"))
+        rank, size = dist.get_rank(original), dist.get_world_size(original)
+        liveness = _part_of.liveness if _part_of else Liveness(rank, size, timeout)
+        device = self._message_device(original, device or torch.device("cpu"))
+        super().__init__(rank, size, liveness, device)
         self._original = original
         self._double: dist.ProcessGroup | None = None
-        self._closed = False
-        self._is_abandoned = False
         self._is_own = _part_of is not None
-        self.liveness: Liveness = (
-            _part_of.liveness if _part_of else Liveness(self.rank, self.size, timeout)
-        )
         self._made = self.meeting = _meetings[original] = _meetings.get(original, 0) + 1
         if self.size == 1:
             return
@@ -115,7 +111,10 @@ class DistributedGroup:
         return double, Transport(double, self._device)
 
     def limited(self, call: Callable[[], Result]) -> Result:
-        """Return what `call` returns; it may wait for a store that never answers."""
+        """Return what `call` returns; it may wait for a store that never answers.
+
+        :meta private:
+        """
         limit, on_cuda = self.timeout + GRACE, self._device.type == "cuda"
 
         def on_device() -> Result:
@@ -123,7 +122,7 @@ class DistributedGroup:
                 return call()  # on a thread, and each has a device of its own
 
         try:
-            return within(limit, on_device)
+            return self.liveness.environment.within(limit, on_device)
         except RuntimeError as cause:
             raise self.failure(cause) from cause
         except TimeoutError as cause:
@@ -133,7 +132,10 @@ class DistributedGroup:
     def find_common(self, what: str, spares: Iterable[int]) -> int | None:
         """Return the first of these numbers that every rank has, if there is one.
 
-        A model that goes without `detach` leaves its groups on some ranks sooner than on others.
+        A model that is deleted without `detach` leaves its groups on some ranks sooner than on
+        others.
+
+        :meta private:
         """
         if self.size == 1:
             return min(spares, default=None)
@@ -161,80 +163,12 @@ class DistributedGroup:
         return double
 
     @property
-    def doing(self) -> str:
-        """What is under way, for the words of an error."""
-        return self.liveness.progress.doing
-
-    @doing.setter
-    def doing(self, what: str) -> None:
-        self.liveness.progress.begin(what)
-
-    def start(self, request: Request) -> Ticket:
-        """Begin a request together with all other ranks."""
-        if self._closed:
-            raise ExchangeError(f"{self.doing} cannot take place: the group was closed")
-        if self.liveness.given_up:
-            raise self._given_up()
-        try:
-            return self._start(request)
-        except RuntimeError as cause:
-            raise self.failure(cause) from cause
-
-    def wait(self, ticket: Ticket) -> Any:
-        """Wait for the end of a request, and return its answer."""
-        liveness = self.liveness
-        try:
-            if ticket.work is not None:
-                liveness.progress.enter("waiting")
-                if not self._transport.wait(ticket.work, lambda: liveness.given_up):
-                    raise self._given_up()
-                liveness.progress.enter("computing")
-            return ticket.answer()
-        except ExchangeError:
-            raise
-        except RuntimeError as cause:
-            raise self.failure(cause) from cause
-
-    def _given_up(self) -> ExchangeError:
-        return ExchangeError(f"{self.doing} was given up, since the group is broken or detached")
-
-    def failure(self, cause: BaseException) -> ExchangeError:
-        """What happened, after telling the other ranks and finding out who is missing."""
-        return self.liveness.failure(cause)
-
-    def abandon(self, error: ExchangeError) -> None:
-        """Refuse every later request, and tell the other ranks why."""
-        if self.size > 1 and not self.liveness.given_up:
-            self.liveness.given_up = self._is_abandoned = True
-            self.liveness.inquire(str(error))
-
-    def _start(self, request: Request) -> Ticket:
-        home = request.payload.device
-        payload = request.payload.to(self._device).contiguous()
-        if self.size == 1:
-            answer = answer_all([request])[0]
-            return Ticket(None, lambda: answer)
-        if request.op == "broadcast":
-            shown = payload if self.rank == request.root else torch.empty_like(payload)
-            return Ticket(self._transport.show(shown, request.root), lambda: shown.to(home))
-        rows = request.out
-        if rows is None or rows.device != self._device:
-            width = payload.numel() if request.op == "all_gather" else payload.shape[1]
-            rows = payload.new_empty(self.size, width)
-        arrived = rows
-        if request.op == "all_gather":
-            work = self._transport.gather(arrived.view(-1), payload)
-        else:
-            work = self._transport.deliver(arrived, payload)
-        return Ticket(work, lambda: list(arrived.to(home)))
-
-    @property
     def members(self) -> list[int]:
-        """The global ranks that take part, in order."""
+        """The global numbers of the ranks that take part, in order."""
         return dist.get_process_group_ranks(self._original)
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        """Give all ranks what rank 0 has in these tensors."""
+        """Overwrite these tensors with those of rank 0 on all ranks."""
         if self._double is None:
             return
         for tensor in tensors:
@@ -243,8 +177,8 @@ class DistributedGroup:
             tensor.detach().copy_(payload)
 
     def close(self) -> None:
-        """Leave the group in good order; the next one over the same ranks takes it over."""
+        """Leave the group. Do not use it afterwards."""
         if self._double is not None and not (self._is_own or self._is_abandoned):
             _spares[self._original][self.timeout][self._made] = self._double
         self._double = None
-        self._closed = True
+        self._is_closed = True

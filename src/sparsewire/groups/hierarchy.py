@@ -19,7 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..errors import AttachError, ExchangeError
 from ..report import plural
 from ..requests import Request, all_gather
-from .distributed import DistributedGroup, Ticket
+from .connection import Connection, Ticket
+from .distributed import DistributedGroup
 
 IntraNode = dist.ProcessGroup | DeviceMesh | int | Literal["local"]
 
@@ -31,10 +32,58 @@ _spares: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[object, dict[int, _Pa
 
 
 class Hierarchy:
-    """The group of this rank's machine, and on its leader that of all leaders.
+    """The group of this rank's machine, on its leader that of all leaders, and that of all ranks.
 
-    It carries requests to 'intra_node' inside the machine, those to 'everyone' between all ranks,
-    and all others between leaders.
+    Requests to 'intra_node' stay inside the machine, those to 'everyone' go to all ranks, and all
+    others are between leaders.
+
+    Arguments:
+        rank, size: this machine, and how many there are.
+        inside, leaders, everyone: the three groups; `leaders` on a leader only.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        inside: Connection,
+        leaders: Connection | None,
+        everyone: Connection,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self._inside = inside
+        self._leaders = leaders
+        self._everyone = everyone
+
+    @property
+    def doing(self) -> str:
+        """What is under way, for the words of an error."""
+        return self._inside.doing
+
+    @doing.setter
+    def doing(self, what: str) -> None:
+        self._inside.doing = what
+
+    def start(self, request: Request) -> tuple[Connection, Ticket]:
+        """Begin a request in the group that it names."""
+        special = {"intra_node": self._inside, "everyone": self._everyone}
+        group = special.get(request.group, self._leaders)
+        assert group is not None, "only leaders exchange"
+        return group, group.start(request)
+
+    def wait(self, ticket: tuple[Connection, Ticket]) -> Any:
+        """Wait for the end of a request, and return its answer."""
+        group, inner = ticket
+        return group.wait(inner)
+
+    def abandon(self, error: ExchangeError) -> None:
+        """Refuse every later request, and tell all ranks why."""
+        self._everyone.abandon(error)
+
+
+class DistributedHierarchy(Hierarchy):
+    """A hierarchy over process groups, which all ranks make together.
 
     Arguments:
         intra_node: the ranks of this machine; see `attach`.
@@ -55,54 +104,26 @@ class Hierarchy:
         nodes = _share_out(_members(intra_node, everyone), everyone)
         world_size = dist.group.WORLD
         assert isinstance(world_size, dist.ProcessGroup)
-        key = (tuple(map(tuple, nodes)), everyone.timeout)
+        timeout = everyone.timeout
+        key = (tuple(map(tuple, nodes)), timeout)
         self._spare = _spares.setdefault(world_size, {}).setdefault(key, {})
         self._made = everyone.find_common("pairs", self._spare) or everyone.meeting
         spare = self._spare.pop(self._made, None)
-        self._pair = spare or everyone.limited(lambda: _make_groups(nodes, everyone.timeout))
-        self._everyone = everyone
-        self.size = len(nodes)
-        self.rank = next(n for n, ranks in enumerate(nodes) if dist.get_rank() in ranks)
+        self._pair = spare or everyone.limited(lambda: _make_groups(nodes, timeout))
+        machine = next(n for n, ranks in enumerate(nodes) if dist.get_rank() in ranks)
         self.local_world_size = len(nodes[0])
-        timeout = everyone.timeout
-        self._inside = DistributedGroup(self._pair[0], timeout, device, _part_of=everyone)
-        self.local_rank = self._inside.rank
-        self._leaders: DistributedGroup | None = None
+        inside = DistributedGroup(self._pair[0], timeout, device, _part_of=everyone)
+        self.local_rank = inside.rank
+        leaders = None
         if self.local_rank == 0:
-            self._leaders = DistributedGroup(self._pair[1], timeout, device, _part_of=everyone)
-
-    @property
-    def doing(self) -> str:
-        """What is under way, for the words of an error."""
-        return self._inside.doing
-
-    @doing.setter
-    def doing(self, what: str) -> None:
-        self._inside.doing = what
-
-    def start(self, request: Request) -> tuple[DistributedGroup, Ticket]:
-        """Begin a request in the group that it names."""
-        special = {"intra_node": self._inside, "everyone": self._everyone}
-        group = special.get(request.group, self._leaders)
-        assert group is not None, "only leaders exchange"
-        return group, group.start(request)
-
-    def wait(self, ticket: tuple[DistributedGroup, Ticket]) -> Any:
-        """Wait for the end of a request, and return its answer."""
-        group, inner = ticket
-        return group.wait(inner)
-
-    def abandon(self, error: ExchangeError) -> None:
-        """Refuse every later request, and tell all ranks why."""
-        for group in (self._inside, self._leaders):  # one of them may be this rank alone
-            if group is not None:
-                group.abandon(error)
+            leaders = DistributedGroup(self._pair[1], timeout, device, _part_of=everyone)
+        self._own = [inside] if leaders is None else [inside, leaders]
+        super().__init__(machine, len(nodes), inside, leaders, everyone)
 
     def close(self) -> None:
-        """Leave both groups; the next hierarchy of these ranks takes them over."""
-        self._inside.close()
-        if self._leaders is not None:
-            self._leaders.close()
+        """Leave the groups of this hierarchy; the next one of these ranks takes them over."""
+        for group in self._own:
+            group.close()
         self._spare[self._made] = self._pair
 
 

@@ -4,31 +4,27 @@ A backend's error gives an address at best and reaches only some ranks at once. 
 that sees an error leaves a note; the others read it within a second and write what they are doing
 and since when. All of them name the ranks that did not answer, or else the rank that is behind.
 
-Clock, store and the way to limit a call are passed in, so that all of this also runs under a
-virtual clock and without threads.
+The environment and the store are passed in, so that all of this also runs under a virtual clock.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 from ..errors import ExchangeError
+from .environment import Environment
 
 PATIENCE = 3.0  # seconds to wait for answers: ranks look for a note twice a second
 LIMIT = PATIENCE + 1.0  # seconds to wait for the store, which may be frozen or cut off
 GRACE = 5.0  # seconds that the backend's own deadline gets to speak first
 BEHIND = 1.0  # seconds at one place after which a rank counts as behind
 
-Result = TypeVar("Result")
 Stage = Literal["computing", "waiting", "finished"]  # in the order in which a job goes through them
 _STAGES: tuple[Stage, ...] = get_args(Stage)
 
@@ -44,24 +40,6 @@ class Store(Protocol):
 
     def set(self, key: str, value: str, /) -> None:
         """Write under a key."""
-
-
-def within(seconds: float, call: Callable[[], Result]) -> Result:
-    """Return what `call` returns, or raise TimeoutError after `seconds`.
-
-    The call runs on a thread of its own, which is then left behind: a call to a store whose host is
-    frozen or cut off never comes back.
-    """
-    answer: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            answer.set_result(call())
-        except BaseException as error:
-            answer.set_exception(error)
-
-    threading.Thread(target=run, name="sparsewire-limited", daemon=True).start()
-    return answer.result(timeout=seconds)
 
 
 class Report(NamedTuple):
@@ -101,9 +79,9 @@ class Progress:
     each, a rank computes and waits for the others in turn.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._began = clock()
+    def __init__(self, environment: Environment) -> None:
+        self._clock = environment.now
+        self._began = self._clock()
         # replaced as a whole, since other threads read it
         self._now: tuple[int, Stage, str, float] = 0, "computing", "the first meeting", self._began
 
@@ -152,30 +130,20 @@ class Liveness:
     Arguments:
         rank, size: this rank, and how many there are.
         timeout: seconds that an exchange may take.
-        clock, sleep: those of the machine, unless a test brings others.
-        limited: calls a function that may never return; see `within`.
+        environment: the machine's, unless a test brings another.
     """
 
     def __init__(
-        self,
-        rank: int,
-        size: int,
-        timeout: float,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-        limited: Callable[[float, Callable[[], str]], str] = within,
+        self, rank: int, size: int, timeout: float, environment: Environment | None = None
     ) -> None:
         self.timeout = timeout
-        self.progress = Progress(clock)
+        self.environment = environment or Environment()
+        self.progress = Progress(self.environment)
         self.given_up = False  # nobody on this rank may wait for others any longer
         self._rank = rank
         self._size = size
-        self._clock = clock
-        self._sleep = sleep
-        self._limited = limited
         self._store: Store | None = None
-        self._lock = threading.Lock()
+        self._lock = self.environment.lock()
         self._finding: str | None = None
 
     def arrive(self, store: Store) -> None:
@@ -221,7 +189,7 @@ class Liveness:
     def _ask(self, ask: Callable[[], str]) -> str:
         try:
             if self._store is not None:
-                return self._limited(LIMIT, ask)
+                return self.environment.within(LIMIT, ask)
         except TimeoutError:
             pass
         except Exception as error:  # whoever waits must hear of the failure all the same
@@ -260,9 +228,9 @@ class Liveness:
         """Answer, wait for the others' answers, and return those that came."""
         assert self._store is not None
         self.answer()
-        missing, end = self._others, self._clock() + PATIENCE
-        while (missing := self._without("here", missing)) and self._clock() < end:
-            self._sleep(0.05)
+        missing, end = self._others, self.environment.now() + PATIENCE
+        while (missing := self._without("here", missing)) and self.environment.now() < end:
+            self.environment.sleep(0.05)
         came = [rank for rank in range(self._size) if rank not in missing]
         return {rank: Report.read(bytes(self._store.get(f"here/{rank}"))) for rank in came}
 

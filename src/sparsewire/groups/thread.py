@@ -10,18 +10,16 @@ import atexit
 import contextlib
 import logging
 import os
-import queue
-import threading
-import time
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from ..errors import ExchangeError, SparsewireError
-from .distributed import DistributedGroup
+from .connection import Connection
+from .environment import Once, Pending
 from .liveness import GRACE, Liveness
-from .signals import Listener
 
 log = logging.getLogger("sparsewire.thread")
 
@@ -35,20 +33,14 @@ class Promise:
         self.future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
             devices=[device] if device.type != "cpu" else None
         )
-        self._open = True
-        self._lock = threading.Lock()
-
-    def _close(self) -> bool:
-        with self._lock:
-            was_open, self._open = self._open, False
-        return was_open
+        self._once = Once()
 
     def keep(self, result: torch.Tensor) -> None:
-        if self._close():
+        if self._once.close():
             self.future.set_result(result)
 
     def fail(self, error: BaseException) -> None:
-        if self._close():
+        if self._once.close():
             # a bare error as message: torch shows only the text of what is set here
             self.future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))  # type: ignore[arg-type]
 
@@ -64,14 +56,13 @@ class Watch:
         self.broken: SparsewireError | None = None
         self._liveness = liveness
         self._on_failure = on_failure
-        self._lock = threading.Lock()
+        self._once = Once()
 
     def fail(self, error: SparsewireError, level: int = logging.ERROR) -> None:
         """The group is broken for good; the first reason counts, and is logged."""
-        with self._lock:
-            if self.broken is not None:
-                return
-            self.broken = error
+        if not self._once.close():
+            return
+        self.broken = error
         try:
             self._on_failure(error)  # before all else: somebody waits for it
         finally:
@@ -109,26 +100,29 @@ class ExchangeThread:
     `on_failure` is called once with the error that ended the group, from whichever thread saw it.
     """
 
-    def __init__(self, group: DistributedGroup, on_failure: Callable[[SparsewireError], None]):
+    def __init__(self, group: Connection, on_failure: Callable[[SparsewireError], None]) -> None:
         self.group = group
         self._watch = Watch(group.liveness, on_failure)
-        self._jobs: queue.SimpleQueue[tuple[str, Callable[[], None]] | None] = queue.SimpleQueue()
-        self._stop = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._work, name="sparsewire-exchange", daemon=True),
-            threading.Thread(target=self._look_at_clock, name="sparsewire-clock", daemon=True),
-            threading.Thread(target=self._listen, name="sparsewire-reports", daemon=True),
-        ]
+        self._environment = environment = group.liveness.environment
+        self._jobs = environment.queue()
+        self._stop = environment.event()
         group.liveness.progress.enter("finished")  # the meeting
-        self._listener = Listener(self._watch.interrupt)
-        for thread in self._threads:
-            thread.start()
+        self._listener = environment.on_interrupt(self._watch.interrupt)
+        self._threads = [
+            environment.spawn(self._work, "sparsewire-exchange"),
+            environment.spawn(self._look_at_clock, "sparsewire-clock"),
+            environment.spawn(self._listen, "sparsewire-reports"),
+        ]
         _running.add(self)
 
     @property
     def broken(self) -> SparsewireError | None:
         """The error that ended the group."""
         return self._watch.broken
+
+    def pending(self) -> Pending[Any]:
+        """Return the promise of a result, for somebody on this rank to wait for."""
+        return Pending(self._environment)
 
     def submit(self, what: str, job: Callable[[], None]) -> None:
         """Queue a job; `what` names it in errors."""
@@ -144,10 +138,10 @@ class ExchangeThread:
         self._join()
 
     def _join(self) -> None:
-        end = time.monotonic() + 2 * POLL
+        end = self._environment.now() + 2 * POLL
         for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(timeout=max(0.0, end - time.monotonic()))
+            if not self._environment.is_current(thread):
+                thread.join(max(0.0, end - self._environment.now()))
 
     def _work(self) -> None:
         while self.broken is None and (entry := self._jobs.get()) and not self._stop.is_set():

@@ -1,0 +1,141 @@
+"""Time and threads, as the exchange thread and the watch over it use them.
+
+Tests bring an environment of their own: a virtual clock, and threads that take turns in an order
+that a seed decides.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Generic, Protocol, TypeVar
+
+from .signals import Listener
+
+Result = TypeVar("Result")
+
+
+class Event(Protocol):
+    """The part of `threading.Event` that is used here."""
+
+    def set(self) -> None: ...
+
+    def is_set(self) -> bool: ...
+
+    def wait(self, timeout: float | None = None, /) -> bool: ...
+
+
+class Queue(Protocol):
+    """The part of `queue.SimpleQueue` that is used here."""
+
+    def put(self, item: Any, /) -> None: ...
+
+    def get(self) -> Any: ...
+
+
+class Thread(Protocol):
+    """The part of `threading.Thread` that is used here."""
+
+    def join(self, timeout: float | None = None, /) -> None: ...
+
+
+class Environment:
+    """The clock and the threads of this machine."""
+
+    def now(self) -> float:
+        """Return seconds since some moment in the past."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Let this thread sleep."""
+        time.sleep(seconds)
+
+    def spawn(self, run: Callable[[], None], name: str) -> Thread:
+        """Start a thread, which ends with the process."""
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def is_current(self, thread: Thread) -> bool:
+        """Return whether this is the thread that asks."""
+        return thread is threading.current_thread()
+
+    def lock(self) -> AbstractContextManager[Any]:
+        """Return a lock that may be held for seconds."""
+        return threading.Lock()
+
+    def event(self) -> Event:
+        """Return an event that has not happened."""
+        return threading.Event()
+
+    def queue(self) -> Queue:
+        """Return an empty queue."""
+        return queue.SimpleQueue()
+
+    def on_interrupt(self, react: Callable[[], None]) -> object:
+        """Call `react` on Ctrl-C, as long as what is returned is referenced."""
+        return Listener(react)
+
+    def within(self, seconds: float, call: Callable[[], Result]) -> Result:
+        """Return what `call` returns, or raise TimeoutError after `seconds`.
+
+        The call runs on a thread of its own, which is then left behind: a call to a store whose
+        host is frozen or cut off never comes back.
+        """
+        answer: Pending[Result] = Pending(self)
+
+        def run() -> None:
+            try:
+                answer.keep(call())
+            except BaseException as error:
+                answer.fail(error)
+
+        self.spawn(run, "sparsewire-limited")
+        return answer.result(seconds)
+
+
+class Once:
+    """Something that happens once, whoever comes first."""
+
+    def __init__(self) -> None:
+        self._is_open = True
+        self._guard = threading.Lock()
+
+    def close(self) -> bool:
+        """Return whether this is the first call."""
+        with self._guard:
+            was_open, self._is_open = self._is_open, False
+        return was_open
+
+
+class Pending(Generic[Result]):
+    """A result that another thread will have. The first that is given counts."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._once = Once()
+        self._is_there = environment.event()
+        self._result: Result
+        self._error: BaseException | None = None
+
+    def keep(self, result: Result) -> None:
+        """Give the result."""
+        if self._once.close():
+            self._result = result
+            self._is_there.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Give an error, which `result` raises."""
+        if self._once.close():
+            self._error = error
+            self._is_there.set()
+
+    def result(self, timeout: float | None = None) -> Result:
+        """Wait for the result; raise TimeoutError after so many seconds."""
+        if not self._is_there.wait(timeout):
+            raise TimeoutError(f"no result within {timeout} seconds")
+        if self._error is not None:
+            raise self._error
+        return self._result
