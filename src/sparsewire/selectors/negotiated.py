@@ -189,9 +189,10 @@ class _Named(Sized):
 class LeaderTopK(_Named):
     """Select the coordinates that are `TopK` on one rank, the leader, which changes at every step.
 
-    At step t, rank t mod W is the leader. It broadcasts the indices of its largest magnitudes, and
-    `AllReduce` sums the values of all ranks there. The other ranks may have little at these
-    coordinates, so it suits ranks with similar residuals, as with large batches.
+    At step t, rank t mod W is the leader. It broadcasts the indices of its largest magnitudes,
+    encoded by the scheme's index codec, and `AllReduce` sums the values of all ranks there. The
+    other ranks may have little at these coordinates, so it suits ranks with similar residuals, as
+    with large batches.
 
     For the leader ‖x − C(x)‖² ≤ (1 − k/n)‖x‖²; for the others only ‖x − C(x)‖² ≤ ‖x‖².
 
@@ -236,10 +237,10 @@ class LeaderTopK(_Named):
 class UnionTopK(_Named):
     """Select the union of the largest magnitudes of all ranks, k/W from each.
 
-    To send k coordinates of a segment, each of W ranks proposes its k/W largest magnitudes. If k
-    is not divisible by W, ranks take turns to propose one more. `AllReduce` then sums the values of
-    all ranks at all proposed coordinates. The most urgent values of each rank leave at every step;
-    with `LeaderTopK` they wait for the rank's turn.
+    To send k coordinates of a segment, each of W ranks proposes its k/W largest magnitudes, encoded
+    by the scheme's index codec. If k is not divisible by W, ranks take turns to propose one more.
+    `AllReduce` then sums the values of all ranks at all proposed coordinates. The most urgent
+    values of each rank leave at every step; with `LeaderTopK` they wait for the rank's turn.
 
     A coordinate that several ranks propose is sent once, so there may be fewer than k; `report()`
     shows how many. The bytes stay the same. With one rank it is `TopK`.
