@@ -1,24 +1,24 @@
-"""Where workers meet: the store, the process group, and the step at which all of them stop.
-
-The only file of the command line that uses `torch.distributed`.
-"""
+"""Where workers meet: the store, the process group, and the step at which all of them stop."""
 
 from __future__ import annotations
 
+import signal
 import socket
+from collections.abc import Sequence
 from datetime import timedelta
+from types import FrameType
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
+from ..bench.setting import cores
 from .errors import CommandError
 
 _STRIDE = 5  # steps between two looks at the store, so that a look costs next to nothing
-_PREFIX = "sparsewire/cli"
 _ASKED = "stop/asked"
-_MEETING = 120.0  # seconds for all processes to start and import torch
+_MEETING = timedelta(seconds=120)  # for all processes to start and import torch
 
 
 def host_store(address: str, port: int | None) -> TCPStore:
@@ -45,45 +45,34 @@ def host_store(address: str, port: int | None) -> TCPStore:
     )
 
 
-def ask_to_stop(store: Store) -> None:
-    """Ask the group to stop soon; rank 0 decides at which step."""
-    PrefixStore(_PREFIX, store).set(_ASKED, "1")
-
-
 class Group:
-    """This process's place among the workers."""
+    """This process's place among the workers, as the launcher or torchrun describes it in the
+    environment; the default process group for as long as it lasts."""
 
-    def __init__(self, store: Store, rank: int, workers: int, timeout: float) -> None:
-        self.rank = rank
-        self.workers = workers
-        self.store = PrefixStore(_PREFIX, store)
+    def __init__(self, timeout: float) -> None:
+        store, self.rank, self.workers = next(iter(rendezvous("env://", timeout=_MEETING)))
+        self.store = PrefixStore("sparsewire/cli", store)
         # An exchange gives up first, with a better message than the group's own time-out.
         dist.init_process_group(
             "gloo",
             store=store,
-            rank=rank,
-            world_size=workers,
+            rank=self.rank,
+            world_size=self.workers,
             timeout=timedelta(seconds=2 * timeout + 10),
         )
-
-    @classmethod
-    def launched(cls, rank: int, workers: int, address: str, port: int, timeout: float) -> Group:
-        """Join the group whose store a parent process hosts."""
-        meeting = timedelta(seconds=_MEETING)
-        store = TCPStore(address, port, is_master=False, timeout=meeting)
-        return cls(store, rank, workers, timeout)
-
-    @classmethod
-    def from_environment(cls, timeout: float) -> Group:
-        """Join the group that torchrun describes in the environment."""
-        meeting = timedelta(seconds=_MEETING)
-        store, rank, workers = next(iter(rendezvous("env://", timeout=meeting)))
-        return cls(store, rank, workers, timeout)
+        torch.set_num_threads(max(1, cores() // self.workers))
 
     def sum(self, *values: float) -> list[float]:
         """Add each value over all ranks."""
+        return self._reduce(values, dist.ReduceOp.SUM)
+
+    def largest(self, value: float) -> float:
+        """The largest of all ranks' values."""
+        return self._reduce([value], dist.ReduceOp.MAX)[0]
+
+    def _reduce(self, values: Sequence[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
         total = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(total)
+        dist.all_reduce(total, operation)
         return [float(value) for value in total]
 
     def collect(self, key: str, text: str) -> list[str]:
@@ -102,27 +91,31 @@ class Group:
 
 
 class StopSign:
-    """How all ranks come to stop after the same step.
+    """How all ranks come to stop after the same step, once one of them got a signal.
 
-    Every exchange waits for all ranks, so they are never more than one step apart. Anyone may
-    ask to stop; rank 0 then publishes a step so far ahead that every rank still looks before
-    it gets there.
+    Every exchange waits for all ranks, so they are never more than one step apart. Any of them may
+    ask to stop; rank 0 then publishes a step so far ahead that every rank still looks before it
+    gets there.
     """
 
-    def __init__(self, group: Group, run: int) -> None:
-        self.asked = False  # set by a signal handler
+    def __init__(self, group: Group) -> None:
+        self._asked = False
         self._group = group
-        self._key = f"stop/at/{run}"
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._ask)
 
-    def reached(self, step: int) -> bool:
-        """Whether to stop after `step` steps; to be asked before each of them is begun."""
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self._asked = True
+
+    def reached(self, run: int, step: int) -> bool:
+        """Whether to stop after `step` steps of a run; to be asked before each is begun."""
         if step % _STRIDE:
             return False
-        store = self._group.store
-        if self.asked:
+        store, key = self._group.store, f"stop/at/{run}"
+        if self._asked:
             store.set(_ASKED, "1")
         if not store.check([_ASKED]):
             return False
-        if self._group.rank == 0 and not store.check([self._key]):
-            store.set(self._key, str(step + _STRIDE))
-        return store.check([self._key]) and step >= int(store.get(self._key))
+        if self._group.rank == 0 and not store.check([key]):
+            store.set(key, str(step + _STRIDE))
+        return store.check([key]) and step >= int(store.get(key))

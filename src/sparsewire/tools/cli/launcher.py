@@ -1,21 +1,24 @@
-"""Starts one worker process on each host of a site, watches them, and leaves none behind.
+"""Starts one process on each host of a site, watches them, and leaves none behind.
 
-The launcher hosts the store and owns the terminal: workers send it their records through a
-pipe and their errors in files, so that a person sees one sentence and not N tracebacks.
+`launch` runs our own workers: the first one sends its records through a pipe and all write their
+errors into files, so that a person sees one sentence and not N tracebacks. `ranks.run` does the
+same for any command. What starts and kills processes is the site, so that they die with this one;
+the variables are those of torchrun, whose workers join a group the same way.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import select
+import queue
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +26,11 @@ from sparsewire import kernels
 from sparsewire.report import plural
 
 from .errors import CommandError, explain_os_error
-from .group import ask_to_stop, host_store
-from .interrupts import Interrupts
-from .process import ORDERS, RECORDS_FD, error_file
+from .group import host_store
+from .ranks import Interrupts, Ranks
 from .records import Emit
 from .site import Site
+from .worker import ORDERS, RECORDS_FD, error_file
 
 _GRACE = 6.0  # seconds for the others to say what they saw when one worker fails
 _TICK = 0.1
@@ -37,34 +40,25 @@ class WorkerError(CommandError):
     """A worker failed, or was given up; another set of workers may do better."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """What the workers of one launch do.
-
-    Args:
-        module: what each of them runs.
-        orders: what they read, as JSON can hold it.
-        stops_gently: whether they look for `ask_to_stop`; else Ctrl-C ends them at once.
-    """
-
-    module: str
-    orders: Any
-    stops_gently: bool = True
-
-
 def launch(
-    job: Job,
+    work: str,
+    orders: Any,
     site: Site,
     emit: Emit,
     *,
+    stops_gently: bool = False,
     port: int | None = None,
     debug: bool = False,
     overdue: Callable[[], str | None] = lambda: None,
 ) -> signal.Signals | None:
-    """Do a job with one worker on each host of `site`.
+    """Have one worker on each host of `site` do some work.
 
     Args:
+        work: one of those in `worker.WORK`.
+        orders: what it is to do, as JSON can hold it.
         emit: takes every record as rank 0 makes it.
+        stops_gently: Ctrl-C is passed on, for all ranks to stop after the same step; else it ends
+            them at once.
         port: where they meet, on the first host; a free one if not given.
         debug: show tracebacks and what the workers print.
         overdue: asked over and over; a sentence says why the workers are given up.
@@ -81,111 +75,99 @@ def launch(
     kernels.prepare("cpu")  # once, for all workers to find
     with tempfile.TemporaryDirectory(prefix="sparsewire-") as name, Interrupts() as interrupts:
         folder = Path(name)
-        (folder / ORDERS).write_text(json.dumps(job.orders))
-        crew = _Crew(job.module, folder, site, store.port, debug, emit)
+        (folder / ORDERS).write_text(json.dumps({"work": work, "orders": orders}))
+        crew = _Crew(folder, site, store.port, debug, emit)
+        asked, at_work = False, True
         try:
-            asked = False
-            while crew.working():
-                crew.listen()
+            crew.begin()
+            while at_work:
+                at_work = crew.listen()
                 crew.raise_if_failed()
                 reason = overdue()
                 if reason is not None:
                     raise WorkerError(reason)
-                if interrupts.count and not job.stops_gently:
+                if interrupts.count and not stops_gently:
                     raise CommandError("stopped; nothing was saved", 128 + interrupts.last)
-                if interrupts.count and not asked:
-                    crew.refuse_if_starting(interrupts.last)
-                    print("stopping; press again to stop at once", file=sys.stderr, flush=True)
-                    ask_to_stop(store)
-                    asked = True
-                elif interrupts.count > 1:
+                if interrupts.count > 1:
                     raise CommandError("stopped at once; nothing was saved", 128 + interrupts.last)
+                if interrupts.count and not asked:
+                    crew.ask_to_stop(interrupts.last)
+                    asked = True
         finally:
             crew.end()
     return interrupts.last if interrupts.count else None
 
 
-class _Crew:
-    """The worker processes of one launch, and the pipe that rank 0 writes its records to."""
+class _Crew(Ranks):
+    """The workers of one launch, and the records that rank 0 sends."""
 
-    def __init__(
-        self, module: str, folder: Path, site: Site, port: int, debug: bool, emit: Emit
-    ) -> None:
-        self._folder = folder
-        self._emit = emit
-        self._debug = debug
-        self._heard = b""
-        self._started = False
-        self._last_step = 0
-        self._pipe, outlet = os.pipe()
-        self._processes: list[subprocess.Popen[bytes]] = []
-        command = [sys.executable, "-m", module, str(folder)]
+    def __init__(self, folder: Path, site: Site, port: int, debug: bool, emit: Emit) -> None:
+        super().__init__(site, [sys.executable, "-m", f"{__package__}.worker", str(folder)], port)
+        self._folder, self._debug, self._emit = folder, debug, emit
+        self._records: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._is_told = False  # all that rank 0 had to say
+        self._last: dict[str, Any] | None = None  # record
+
+    def begin(self) -> None:
+        """Start all of them."""
+        hosts = len(self._site.addresses)
+        pipe, outlet = os.pipe()
+        threading.Thread(target=self._read, args=(pipe,), daemon=True).start()
         # What libraries print would tear the progress display; --debug lets it through.
-        output = None if debug else subprocess.DEVNULL
+        output = None if self._debug else subprocess.DEVNULL
+        # Rank 0 need not host the store: the launcher does, as torchrun's agent would.
+        known = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
         try:
-            for rank in range(site.hosts):
-                tells = rank == 0
-                self._processes.append(
-                    site.start(
-                        rank,
-                        command,
-                        site.environment(rank, port) | ({RECORDS_FD: str(outlet)} if tells else {}),
-                        stdin=subprocess.DEVNULL,
-                        stdout=output,
-                        stderr=output,
-                        pass_fds=[outlet] if tells else [],
-                    )
-                )
+            first = {**known, RECORDS_FD: str(outlet)}
+            self.start(first, stdout=output, stderr=output, pass_fds=[outlet])
+            for _ in range(1, hosts):
+                self.start(known, stdout=output, stderr=output)
         except OSError as error:
-            self.end()
             raise explain_os_error(error, "start a worker") from None
         finally:
             os.close(outlet)
 
-    def working(self) -> bool:
-        """Whether some worker still runs, or has left something unread."""
-        return self._pipe >= 0 or any(process.poll() is None for process in self._processes)
+    def _read(self, pipe: int) -> None:
+        with open(pipe, encoding="utf-8") as lines:
+            for line in lines:
+                if line.endswith("\n"):  # else it was killed while it wrote
+                    self._records.put(json.loads(line))
+        self._records.put(None)
 
-    def listen(self) -> None:
-        """Pass on what rank 0 has sent, waiting a little for more."""
-        if self._pipe < 0:
+    def listen(self) -> bool:
+        """Pass on a record, after waiting a little for one; whether there may be another."""
+        if self._is_told:
             time.sleep(_TICK / 10)
-            return
-        if not select.select([self._pipe], [], [], _TICK)[0]:
-            return
-        content = os.read(self._pipe, 1 << 16)
-        if not content:
-            os.close(self._pipe)
-            self._pipe = -1
-        *lines, self._heard = (self._heard + content).split(b"\n")
-        for line in lines:
-            record = json.loads(line)
-            self._started = True
-            self._last_step = record.get("step", 0)
-            self._emit(record)
+            return None in self.codes()
+        with contextlib.suppress(queue.Empty):
+            record = self._records.get(timeout=_TICK)
+            if record is None:
+                self._is_told = True
+            else:
+                self._last = record
+                self._emit(record)
+        return True
 
-    def refuse_if_starting(self, number: signal.Signals) -> None:
-        """End a run at once that has not begun to train."""
-        if not self._started:
+    def ask_to_stop(self, number: signal.Signals) -> None:
+        """Ask rank 0 to stop with all others, unless they have not even begun."""
+        if self._last is None:
             raise CommandError("stopped before the first step", 128 + number)
+        print("stopping; press again to stop at once", file=sys.stderr, flush=True)
+        self.signal(signal.SIGINT, slice(1))
 
     def raise_if_failed(self) -> None:
         """Once a worker has failed, wait a little for the others and say what happened."""
-        failed = [rank for rank, code in enumerate(self._codes()) if code]
-        if not failed:
+        if not any(self.codes()):
             return
         deadline = time.monotonic() + _GRACE
-        while time.monotonic() < deadline and self.working() and not self._explained():
-            self.listen()
-        raise WorkerError(self._diagnosis(self._codes()))
+        while time.monotonic() < deadline and not self._explained() and self.listen():
+            pass
+        raise WorkerError(self._diagnosis(self.codes()))
 
     def _explained(self) -> bool:
         """Whether a worker fell by a signal and another one has told where."""
-        fallen = any(code is not None and code < 0 for code in self._codes())
+        fallen = any(code is not None and code < 0 for code in self.codes())
         return fallen and any(self._folder.glob("error-*.json"))
-
-    def _codes(self) -> list[int | None]:
-        return [process.poll() for process in self._processes]
 
     def _diagnosis(self, codes: list[int | None]) -> str:
         """The sentence that names the first cause, not what followed from it."""
@@ -197,13 +179,9 @@ class _Crew:
         if self._debug:
             for rank, report in reports.items():
                 print(f"worker {rank}:\n{report['traceback']}", file=sys.stderr)
-        told = [report["steps"] for report in reports.values() if report["steps"] is not None]
         for rank, code in enumerate(codes):
             if code is not None and code < 0:
-                steps = min(told, default=self._last_step)
-                where = (
-                    f"after {plural(steps, 'step')}" if self._started else "before the first step"
-                )
+                where = self._place_of_the_fall(reports)
                 return f"worker {rank} was ended by {signal.Signals(-code).name} {where}"
         for rank, code in enumerate(codes):
             if code and rank not in reports:
@@ -217,13 +195,8 @@ class _Crew:
         where = f" after {plural(steps, 'step')}" if steps is not None else ""
         return f"worker {rank} failed{where}: {report['sentence']}"
 
-    def end(self) -> None:
-        """Leave no process behind."""
-        for process in self._processes:
-            if process.poll() is None:
-                process.kill()
-        for process in self._processes:
-            process.wait()
-        if self._pipe >= 0:
-            os.close(self._pipe)
-            self._pipe = -1
+    def _place_of_the_fall(self, reports: dict[int, Any]) -> str:
+        if self._last is None:
+            return "before the first step"
+        told = [report["steps"] for report in reports.values() if report["steps"] is not None]
+        return f"after {plural(min(told, default=self._last.get('step', 0)), 'step')}"

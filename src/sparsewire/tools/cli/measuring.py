@@ -16,7 +16,7 @@ from ..bench.progress import Progress
 from ..bench.results import Contender, Run, Sample, place_in_words, sample
 from ..lab import Lab, LabError, Link, Loopback, obstacle, parse_rate
 from .errors import USAGE, CommandError, explain_os_error
-from .launcher import Job, WorkerError, launch
+from .launcher import WorkerError, launch
 from .options import BenchScale, BenchStep, BenchTrain
 from .records import Record
 from .site import Site
@@ -111,8 +111,8 @@ class Session:
     def _launch(self, site: Site, turns: tuple[Turn, ...]) -> None:
         self._turn, self._heard = None, time.monotonic()
         plan = replace(self._plan, turns=turns, counts=self._counts())
-        job = Job("sparsewire.tools.cli.timekeeper", plan.to_dict(), stops_gently=False)
-        launch(job, site, self._hear, debug=self._debug, overdue=self._overdue)
+        orders = plan.to_dict()
+        launch("measure", orders, site, self._hear, debug=self._debug, overdue=self._overdue)
 
     def _left(self) -> tuple[Turn, ...]:
         """The turns that are still to be taken."""

@@ -13,6 +13,7 @@ from typing import Any
 from sparsewire.report import plural
 
 from ..bench.setting import cores
+from ..tasks.training import Recipe
 from .errors import USAGE, CommandError
 from .options import Train, Training
 from .site import check_rate
@@ -57,6 +58,20 @@ class Plan:
     def from_dict(cls, fields: dict[str, Any]) -> Plan:
         """The plan that `asdict` and JSON made `fields` from."""
         return cls(**{**fields, "hidden": tuple(fields["hidden"])})
+
+    def recipe(self) -> Recipe:
+        """How its network is trained."""
+        return Recipe(
+            model="mnist",
+            hidden=self.hidden,
+            seed=self.seed,
+            data=self.data,
+            batch_size=self.batch_size,
+            optimizer=self.optimizer,
+            lr=self.lr,
+            momentum=self.momentum,
+            limit=self.limit,
+        )
 
     def identity(self) -> dict[str, Any]:
         """What a checkpoint must share with this run to be of use, as JSON would hold it."""
@@ -119,15 +134,4 @@ def check_hosts(number: int, flag: str) -> None:
     if number > most:
         raise CommandError(
             f"{flag} {number} is too many for {plural(cores(), 'core')}: at most {most}", USAGE
-        )
-
-
-def check_size(examples: int, plan: Plan, workers: int) -> None:
-    """Refuse a batch that the training set cannot fill even once."""
-    if plan.batch_size * workers > examples:
-        raise CommandError(
-            f"one step with --batch-size {plan.batch_size} on {plural(workers, 'worker')} takes "
-            f"{plan.batch_size * workers:,} images, but there are {examples:,}: "
-            "take a smaller --batch-size or a larger --limit",
-            USAGE,
         )

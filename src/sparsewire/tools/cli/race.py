@@ -20,7 +20,7 @@ from ..bench.setting import Setting
 from ..lab import Lab, Link
 from ..tasks import mnist, text
 from .errors import USAGE, CommandError, explain_os_error
-from .launcher import Job, WorkerError, launch
+from .launcher import WorkerError, launch
 from .measuring import (
     STARTING,
     arguments,
@@ -126,8 +126,8 @@ class _Session:
     def _launch(self, site: Site, contenders: tuple[str, ...]) -> None:
         self._at_work, self._heard = None, time.monotonic()
         plan = replace(self._plan, contenders=contenders)
-        job = Job("sparsewire.tools.cli.racer", plan.to_dict(), stops_gently=False)
-        launch(job, site, self._hear, debug=self._debug, overdue=self._overdue)
+        orders = plan.to_dict()
+        launch("race", orders, site, self._hear, debug=self._debug, overdue=self._overdue)
 
     def _hear(self, record: Record) -> None:
         self._heard = time.monotonic()
@@ -140,8 +140,6 @@ class _Session:
             self._progress.begin(name, self._model["score"])
         elif kind == "step":
             self._progress.step(record["step"], record["seconds"])
-        elif kind == "testing":
-            self._progress.say("testing")
         elif kind == "point":
             point = Point(**{key: v for key, v in record.items() if key != "contender"})
             self._points[record["contender"]].append(point)

@@ -1,26 +1,99 @@
-"""One rank of a race, launched as `python -m sparsewire.tools.cli.racer FOLDER`."""
+"""One rank of a race: trains with every contender in turn, and rank 0 tells about it.
+
+Its records: "opening" about the model, "contender" when one begins, "step" after each of its
+steps as a sign of life, "point" after each look at the test set, "finished" at a contender's end,
+"failed" for one that cannot go on.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
-from .process import Join, serve
+from ..bench.race.plan import MOMENTUM, WARM_UP, Plan
+from ..bench.race.tasks import GOALS
+from ..bench.rank import find_unable
+from ..tasks import training
+from ..tasks.training import Recipe
+from .group import Group
+from .loop import Diverged, Loop, test
 from .records import Emit
 
 
-def _work(orders: dict[str, Any], join: Join, emit: Emit) -> None:
-    import torch
-
-    from ..bench.race.plan import Plan
-    from ..bench.race.rank import run
-    from ..bench.setting import cores
-
-    plan = Plan.from_dict(orders)
-    group = join(plan.timeout)
-    torch.set_num_threads(max(1, cores() // group.workers))
-    run(plan, emit)
+def run(plan: Plan, emit: Emit) -> None:
+    """Train as `plan` says, as one rank of a group."""
+    group = Group(plan.timeout)
+    tell: Emit = emit if group.rank == 0 else lambda record: None
+    task = training.make(_recipe(plan), group.rank, group.workers)
+    net = task.build()
+    sizes = [parameter.numel() for parameter in net.parameters()]
+    tell(
+        {
+            "record": "opening",
+            "parameters": sum(sizes),
+            "tensors": len(sizes),
+            "examples": plan.batch_size,
+            "score": test(net, task, group),  # everybody's first point
+        }
+    )
+    del net
+    unable = find_unable(set(plan.contenders))
+    for name in plan.contenders:
+        reason = unable.get(name)
+        if reason is None:
+            tell({"record": "contender", "contender": name})
+            loop = Loop(task, name, group, plan.timeout)
+            try:
+                loop.run(plan.limit_steps, plan.evaluate_every, _Watch(plan, name, group, tell))
+            except Diverged as error:
+                reason = str(error)
+            finally:
+                loop.entry.leave()
+        kind = "finished" if reason is None else "failed"
+        tell({"record": kind, "contender": name, "reason": reason})
     group.leave()
 
 
-if __name__ == "__main__":
-    serve(_work)
+def _recipe(plan: Plan) -> Recipe:
+    return Recipe(
+        model=plan.model,
+        hidden=plan.hidden,
+        seed=plan.seed,
+        data=plan.data,
+        batch_size=plan.batch_size,
+        optimizer=plan.optimizer,
+        lr=plan.lr,
+        momentum=MOMENTUM if plan.optimizer == "sgd" else 0.0,
+        warm_up=WARM_UP if plan.optimizer == "adamw" else 0,
+    )
+
+
+@dataclass(frozen=True)
+class _Watch:
+    """Follows one contender until it reaches the target."""
+
+    plan: Plan
+    contender: str
+    group: Group
+    tell: Emit
+
+    def is_over(self, loop: Loop) -> bool:
+        goal = GOALS[self.plan.model]
+        return loop.tested == loop.step and goal.reached(loop.score, self.plan.target)
+
+    def stepped(self, loop: Loop) -> None:
+        self.tell({"record": "step", "step": loop.step, "seconds": sum(loop.seconds)})
+
+    def tested(self, loop: Loop) -> None:
+        workers = self.group.workers
+        payload, wire = self.group.sum(loop.entry.sent(workers), loop.wire or 0.0)
+        self.tell(
+            {
+                "record": "point",
+                "contender": self.contender,
+                "step": loop.step,
+                "seconds": loop.clock,
+                "score": loop.score,
+                "payload": payload / workers,
+                "wire": None if loop.wire is None else wire / workers,
+            }
+        )

@@ -1,4 +1,7 @@
-"""Any command as the ranks of a lab: started together, logged, watched, and ended together."""
+"""Processes as the ranks of one run: started together, watched, and ended together.
+
+`run` does so with any command, and logs what the ranks print; `launcher` with our own workers.
+"""
 
 from __future__ import annotations
 
@@ -12,46 +15,101 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from types import FrameType
+from typing import IO, Any
 
-from ..lab import Lab, Loopback
 from .errors import CommandError
-from .interrupts import Interrupts
+from .site import Site
 
 _GRACE = 10.0  # seconds for the other ranks to end when they are asked to
 _TICK = 0.02
 _TAIL = 20  # lines of a failed rank's log
 
 
-def run(place: Lab | Loopback, command: Sequence[str], port: int, logs: Path) -> None:
+class Interrupts:
+    """Counts Ctrl-C, SIGTERM and a closed terminal instead of being ended by them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.last = signal.SIGINT
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        self.last = signal.Signals(number)
+
+
+class Ranks:
+    """The processes of one run: one on each host of a site, as one rank."""
+
+    def __init__(self, site: Site, command: Sequence[str], port: int) -> None:
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._site, self._command, self._port = site, command, port
+
+    def start(self, variables: dict[str, str], **keywords: Any) -> subprocess.Popen[bytes]:
+        """Start the next rank, with `variables` below those that say which one it is."""
+        rank = len(self.processes)
+        known = {**variables, **self._site.environment(rank, self._port)}
+        process = self._site.start(rank, self._command, known, stdin=subprocess.DEVNULL, **keywords)
+        self.processes.append(process)
+        return process
+
+    def codes(self) -> list[int | None]:
+        """The exit code of every rank, None for those that still run."""
+        return [process.poll() for process in self.processes]
+
+    def signal(self, number: signal.Signals, ranks: slice = slice(None)) -> None:
+        """Send a signal to ranks and to their children, as a terminal would."""
+        for process in self.processes[ranks]:
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)
+
+    def end(self) -> None:
+        """Leave no process behind."""
+        self.signal(signal.SIGKILL)
+        for process in self.processes:
+            process.wait()
+
+
+def run(site: Site, command: Sequence[str], port: int, logs: Path) -> None:
     """Run `command` once on every host, as one rank, until all have ended.
 
     Raises:
         CommandError: a rank failed, or the run was interrupted.
     """
-    with Interrupts() as interrupts, _Crew(place, command, port, logs) as crew:
+    with Interrupts() as interrupts, _Logged(site, command, port, logs) as ranks:
         asked, deadline = False, math.inf
-        while crew.working():
+        while None in (codes := ranks.codes()):
             time.sleep(_TICK)
-            failure = None if asked else crew.failure()
+            failure = None if asked else ranks.failure()
             if interrupts.count and not asked:
                 at_terminal = interrupts.last == signal.SIGINT
                 hint = "; press again to stop at once" if at_terminal else ""
                 print(f"stopping{hint}", file=sys.stderr, flush=True)
-                crew.signal(interrupts.last)
+                ranks.signal(interrupts.last)
                 asked = True
                 if not at_terminal:  # nobody is there to press anything
                     deadline = time.monotonic() + _GRACE
             if failure and deadline == math.inf:
-                crew.signal(signal.SIGTERM)
-            if deadline == math.inf and (failure or (asked and crew.left())):
+                ranks.signal(signal.SIGTERM)
+            some_left = any(code is not None for code in codes)
+            if deadline == math.inf and (failure or (asked and some_left)):
                 deadline = time.monotonic() + _GRACE  # nobody can go on without the others
             if interrupts.count > 1 or time.monotonic() > deadline:
-                crew.signal(signal.SIGKILL)
+                ranks.signal(signal.SIGKILL)
     if asked:
         raise CommandError(f"stopped (logs in {logs})", 128 + interrupts.last)
-    failure = crew.failure()
-    if failure:
+    if failure := ranks.failure():
         rank, code = failure
         if rank:  # rank 0's output was seen
             _show_end(_log(logs, rank))
@@ -63,39 +121,30 @@ def search_path() -> str:
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
-class _Crew:
-    """The ranks of one run."""
+class _Logged(Ranks):
+    """Ranks whose output is logged; that of the first one is shown as well."""
 
-    def __init__(
-        self, place: Lab | Loopback, command: Sequence[str], port: int, logs: Path
-    ) -> None:
+    def __init__(self, site: Site, command: Sequence[str], port: int, logs: Path) -> None:
+        super().__init__(site, command, port)
         self._failure: tuple[int, int] | None = None
-        self._copying: list[threading.Thread] = []
-        self._ranks: list[subprocess.Popen[bytes]] = []
-        for rank in range(place.hosts):
-            variables = {
-                # What is printed is to be seen at once, and to be logged whatever comes.
-                "PYTHONUNBUFFERED": "1",
-                **os.environ,
-                **place.environment(rank, port),
-                "PATH": search_path(),
-            }
+        # What is printed is to be seen at once, and to be logged whatever comes.
+        variables = {"PYTHONUNBUFFERED": "1", **os.environ, "PATH": search_path()}
+        for rank in range(site.hosts):
             with open(_log(logs, rank), "wb", buffering=0) as log:
                 output = log if rank else subprocess.PIPE
-                self._ranks.append(
-                    place.start(
-                        rank,
-                        command,
-                        variables,
-                        stdin=subprocess.DEVNULL,
-                        stdout=output,
-                        stderr=output,
-                    )
-                )
-        self._copy(self._ranks[0].stdout, sys.stdout.buffer, _log(logs, 0))
-        self._copy(self._ranks[0].stderr, sys.stderr.buffer, _log(logs, 0))
+                self.start(variables, stdout=output, stderr=output)
+        first = self.processes[0]
+        self._copying = [
+            threading.Thread(target=_copy, args=(source, screen, _log(logs, 0)), daemon=True)
+            for source, screen in (
+                (first.stdout, sys.stdout.buffer),
+                (first.stderr, sys.stderr.buffer),
+            )
+        ]
+        for thread in self._copying:
+            thread.start()
 
-    def __enter__(self) -> _Crew:
+    def __enter__(self) -> _Logged:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -103,34 +152,12 @@ class _Crew:
             # Longer only if something that rank 0 started still has its output.
             thread.join(timeout=1)
 
-    def working(self) -> bool:
-        """Whether some rank still runs."""
-        return any(rank.poll() is None for rank in self._ranks)
-
-    def left(self) -> bool:
-        """Whether some rank has ended."""
-        return any(rank.poll() is not None for rank in self._ranks)
-
     def failure(self) -> tuple[int, int] | None:
         """The rank that failed first, the worst of them if several did, and its exit code."""
         if self._failure is None:
-            codes = enumerate(rank.poll() for rank in self._ranks)
-            failed = [(rank, code) for rank, code in codes if code]
+            failed = [(rank, code) for rank, code in enumerate(self.codes()) if code]
             self._failure = max(failed, key=lambda one: _shell_code(one[1]), default=None)
         return self._failure
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to every rank and to its children, as a terminal would."""
-        for rank in self._ranks:
-            if rank.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(rank.pid, number)
-
-    def _copy(self, source: IO[bytes] | None, screen: IO[bytes], log: Path) -> None:
-        assert source is not None
-        thread = threading.Thread(target=_copy, args=(source, screen, log), daemon=True)
-        thread.start()
-        self._copying.append(thread)
 
 
 def _copy(source: IO[bytes], screen: IO[bytes], log: Path) -> None:

@@ -14,16 +14,17 @@ from sparsewire.notation import short
 from sparsewire.report import plural
 
 from ..tasks import mnist
+from ..tasks.idx import DataError
+from ..tasks.training import steps_in_epoch
 from . import checkpoint, display, site
-from .errors import USAGE, CommandError
-from .group import Group
-from .launcher import Job, launch
+from .errors import USAGE, CommandError, describe
+from .launcher import launch
 from .options import Train, Training
-from .plan import Plan, check, check_size, make
-from .process import describe, leave_at_once
+from .plan import Plan, check, make
 from .recorder import Recorder
 from .records import Emit, Record, encode
-from .worker import take_part
+from .trainee import take_part
+from .worker import leave_at_once
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -45,9 +46,11 @@ def train(options: Train) -> int:
 
 def run(plans: Sequence[Plan], options: Training, emit: Emit) -> signal.Signals | None:
     """Train `plans` in turn in processes of our own, and return the signal that stopped them."""
-    job = Job("sparsewire.tools.cli.worker", [asdict(plan) for plan in plans])
+    orders = [asdict(plan) for plan in plans]
     with site.choose(options.workers, options.rate) as place:
-        return launch(job, place, emit, port=options.port, debug=options.debug)
+        return launch(
+            "train", orders, place, emit, stops_gently=True, port=options.port, debug=options.debug
+        )
 
 
 def under_torchrun() -> bool:
@@ -64,11 +67,12 @@ def plans(options: Training, schemes: Sequence[str], workers: int) -> list[Plan]
     """One checked plan for each scheme text; nothing has started yet when this raises."""
     canonical = [repr(sw.parse(text)) for text in schemes]
     folder = mnist.find(options.data)
-    examples = mnist.load(folder, options.limit).train
-    made = [make(options, scheme, folder) for scheme in canonical]
-    for plan in made:
-        check_size(len(examples), plan, workers)
-    return made
+    examples = len(mnist.load(folder, options.limit).train)
+    try:
+        steps_in_epoch(examples, options.batch_size, workers, "image")
+    except DataError as error:
+        raise CommandError(str(error), USAGE) from None
+    return [make(options, scheme, folder) for scheme in canonical]
 
 
 def prepare(plan: Plan, workers: int) -> None:
@@ -87,12 +91,9 @@ def _as_rank(options: Train, plan: Plan) -> int:
     """Take part as the rank that torchrun made this process."""
     first = os.environ["RANK"] == "0"
     record = Recorder(options.metrics if first else None, plan.resume, options.quiet or not first)
-    stop_on = (signal.SIGINT, signal.SIGTERM)
     try:
         with record:
-            stopped = take_part(
-                [plan], lambda: Group.from_environment(plan.timeout), record, stop_on
-            )
+            stopped = take_part([plan], record)
     except Exception as error:
         report = describe(error)
         steps = report["steps"]

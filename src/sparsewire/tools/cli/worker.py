@@ -1,79 +1,92 @@
-"""One rank of a training: joins the group, trains what is planned, and leaves without a mess.
+"""One worker process: `python -m sparsewire.tools.cli.worker FOLDER` is what the launcher starts.
 
-`python -m sparsewire.tools.cli.worker FOLDER` is what the launcher starts; a process that torchrun
-started calls `take_part` itself.
+It finds its orders in the folder, joins the group that the environment describes, and sends
+records through a pipe if it is rank 0. Errors go to the launcher as JSON, never to the terminal.
 """
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Sequence
+import json
+import os
+import sys
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn
 
-from ..bench.setting import cores
-from .plan import Plan
-from .process import Join, StepError, serve
-from .records import Emit
+from .errors import describe
+from .records import Emit, Record, encode
 
-if TYPE_CHECKING:
-    from .group import Group, StopSign
+ORDERS = "orders.json"
+RECORDS_FD = "SPARSEWIRE_RECORDS_FD"
 
 
-def take_part(
-    plans: Sequence[Plan],
-    join: Callable[[], Group],
-    emit: Emit,
-    stop_on: Sequence[signal.Signals] = (),
-) -> bool:
-    """Train all `plans` in turn, which share their data, as one rank of a group.
+def train(orders: Any, emit: Emit) -> None:
+    """Train several plans in turn."""
+    from .plan import Plan
+    from .trainee import take_part
 
-    Args:
-        join: joins the group.
-        emit: takes the records that rank 0 makes.
-        stop_on: signals that stop the whole group after the step at hand.
+    take_part([Plan.from_dict(fields) for fields in orders], emit)
 
-    Returns:
-        Whether it was stopped before the end.
-    """
-    import torch
 
-    from ..tasks import mnist
-    from .group import StopSign
-    from .loop import Loop
+def race(orders: Any, emit: Emit) -> None:
+    """Train to a target with one contender after the other."""
+    from ..bench.race.plan import Plan
+    from .racer import run
 
-    data = mnist.load(Path(plans[0].data), plans[0].limit)
-    group = join()
-    torch.set_num_threads(max(1, cores() // group.workers))
-    stopped = False
-    for number, plan in enumerate(plans, start=1):
-        stop = StopSign(group, number)
-        _ask_on(stop_on, stop)
-        loop = Loop(plan, data, group, stop, emit)
-        try:
-            stopped = loop.run(number, len(plans))
-        except Exception as error:
-            raise StepError(loop.step) from error
-        loop.close()
-        if stopped:
-            break
+    run(Plan.from_dict(orders), emit)
+
+
+def measure(orders: Any, emit: Emit) -> None:
+    """Take turns with all contenders, and time their steps."""
+    from ..bench.plan import Plan
+    from ..bench.rank import take_turns
+    from .group import Group
+
+    plan = Plan.from_dict(orders)
+    group = Group(plan.timeout)
+    take_turns(plan, emit)
     group.leave()
-    return stopped
 
 
-def _ask_on(signals: Sequence[signal.Signals], stop: StopSign) -> None:
-    def ask(number: int, frame: FrameType | None) -> None:
-        stop.asked = True
-
-    for number in signals:
-        signal.signal(number, ask)
+WORK = {"train": train, "race": race, "measure": measure}
 
 
-def _work(orders: list[dict[str, Any]], join: Join, emit: Emit) -> None:
-    plans = [Plan.from_dict(fields) for fields in orders]
-    take_part(plans, lambda: join(plans[0].timeout), emit)
+def main(folder: Path) -> None:
+    """Do what the orders say, and tell how it ended."""
+    try:
+        orders = json.loads((folder / ORDERS).read_text())
+        WORK[orders["work"]](orders["orders"], _sender())
+    except BaseException as error:
+        # Written under another name first: the launcher must never read half a file.
+        path = error_file(folder, int(os.environ["RANK"]))
+        path.with_suffix(".part").write_text(json.dumps(describe(error)))
+        path.with_suffix(".part").replace(path)
+        leave_at_once(1)
+
+
+def error_file(folder: Path, rank: int) -> Path:
+    """Where `rank` says why it gave up."""
+    return folder / f"error-{rank}.json"
+
+
+def leave_at_once(code: int) -> NoReturn:
+    """End this process even if its group is broken, where a normal exit would block."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _sender() -> Emit:
+    """Send records to the launcher, which has the terminal and the files."""
+    if RECORDS_FD not in os.environ:
+        return lambda record: None
+    pipe = open(int(os.environ[RECORDS_FD]), "w", encoding="utf-8")  # noqa: SIM115
+
+    def emit(record: Record) -> None:
+        pipe.write(encode(record) + "\n")
+        pipe.flush()
+
+    return emit
 
 
 if __name__ == "__main__":
-    serve(_work)
+    main(Path(sys.argv[1]))
