@@ -269,3 +269,38 @@ def _all_nan_with_scaler() -> bool:
 def test_an_overflow_reaches_every_parameter(two: Cluster) -> None:
     """So that optimizers over parts of the model skip the step too, on all ranks alike."""
     assert all(two.run(_all_nan_with_scaler))
+
+
+def _updates_after_nan(delay: int) -> list[bool]:
+    """One batch is bad on rank 1; returns which of the later local steps raised."""
+    net = make_model()
+    optimizer = sgd(net)
+    wire = sw.attach(
+        net,
+        "TopK(0.1)",
+        optimizer=optimizer,
+        communicate="updates",
+        every=2,
+        delay=delay,
+        step_ahead=0.5,
+    )
+    failed = []
+    for step in range(16):
+        optimizer.zero_grad()
+        loss = loss_of(net, dist.get_rank(), step)
+        (loss * float("nan") if step == 4 and dist.get_rank() == 1 else loss).backward()
+        try:
+            optimizer.step()
+        except sw.errors.NonFiniteError:
+            failed.append(True)
+        else:
+            failed.append(False)
+    wire.detach()
+    assert all(bool(p.isfinite().all()) for p in net.parameters())
+    return failed
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_one_bad_batch_fails_one_round_of_updates(two: Cluster, delay: int) -> None:
+    for failed in two.run(_updates_after_nan, delay):
+        assert [step for step, has in enumerate(failed) if has] == [5 + 2 * delay]

@@ -90,6 +90,8 @@ class Weights:
         start = self._write_start(self._start, residual, ahead)
         if ahead:
             start.sub_(update, alpha=ahead)
+            # What is not finite will not count, and must not stay in the weights.
+            torch.where(start.isfinite(), start, self.shared, out=start)
         self._narrow(start)
         views, live = self._pairs(start)
         torch._foreach_copy_(live, views)
