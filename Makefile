@@ -10,7 +10,7 @@ SITE := $(VENV)/.installed-docs
 OLDEST := .venv-oldest
 FAST := src/sparsewire tests/seams/test_faults.py $(addprefix tests/,laws codecs selectors collectives groups adapters simulation) $(filter-out tests/test_docs.py tests/test_packaging.py tests/test_benchmarks.py, $(wildcard tests/test_*.py)) tests/golden -k "not messages and not buckets"
 
-.PHONY: demo test test-fast test-oldest lint docs bench-wire bench-encode bench-share bench-table2 bench-step bench-dropping bench-train bench-gpt bench-scale fuzz wheel clean help
+.PHONY: demo test test-fast test-oldest lint docs linkcheck bench-wire bench-encode bench-share bench-table2 bench-step bench-dropping bench-train bench-gpt bench-scale fuzz wheel clean help
 
 help:  ## what there is to make
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -62,6 +62,9 @@ lint: $(DEV)  ## style and types
 
 docs: $(SITE)  ## the site, into out/docs; warnings are errors
 	$(BIN)/sphinx-build --fail-on-warning --quiet -E -b html docs out/docs
+
+linkcheck: $(SITE)  ## whether the links to other sites lead somewhere; needs a network
+	$(BIN)/sphinx-build --quiet -b linkcheck docs out/linkcheck
 
 bench-wire: $(STAMP)  ## bits and coding time of a message, beside floors, peers and targets
 	$(BIN)/python benchmarks/wire.py

@@ -24,6 +24,9 @@ ELSEWHERE = {
     "papers-accuracy": "papers/accuracy/README.md",
     "examples": "examples/README.md",
 }
+_PICTURE = re.compile(
+    r'<picture>\s*<source [^>]*srcset="([^"]+)">\s*<img src="([^"]+)" alt="([^"]+)">\s*</picture>'
+)
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 project = "sparsewire"
@@ -57,6 +60,8 @@ copybutton_prompt_is_regexp = True
 
 html_theme = "furo"
 html_title = "sparsewire"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_theme_options = {"navigation_with_keys": True}
 
 
@@ -72,7 +77,17 @@ def setup(app: Any) -> None:
 def _read(app: Any, page: str, source: list[str]) -> None:
     """Replace a page's text by that of its file, with the links that the site needs."""
     origin = ROOT / ELSEWHERE[page] if page in ELSEWHERE else DOCS / f"{page}.md"
-    source[0] = _LINK.sub(lambda link: _link(link, origin.parent, DOCS / page), origin.read_text())
+    text = _PICTURE.sub(_picture, origin.read_text())
+    source[0] = _LINK.sub(lambda link: _link(link, origin.parent, DOCS / page), text)
+
+
+def _picture(found: re.Match[str]) -> str:
+    """Return a picture that follows the reader's choice of a light or a dark page."""
+    dark, light, label = found.groups()
+    return "\n".join(
+        f"```{{image}} {path}\n:alt: {label}\n:class: only-{kind}\n```\n"
+        for kind, path in (("light", light), ("dark", dark))
+    )
 
 
 def _link(link: re.Match[str], folder: Path, page: Path) -> str:

@@ -235,7 +235,9 @@ def _anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", _prose(page)):
+    text = _prose(page)
+    images = re.findall(r'(?:src|srcset)="([^"]+)"', text)
+    for target in (*re.findall(r"\]\(([^)\s]+)\)", text), *images):
         if re.match(r"\w+:", target):
             continue
         name, _, anchor = target.partition("#")
@@ -244,6 +246,16 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert path.is_relative_to(ROOT), f"{page.name}: {target} lies outside"
         if anchor:
             assert anchor in _anchors(path), f"{page.name}: {target} has no such heading"
+
+
+def test_drawings_are_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    pictures = importlib.import_module("pictures")
+    drawn = dict(pictures.files())
+    assert len(drawn) == 2 * len(pictures.PICTURES)
+    for path, text in drawn.items():
+        assert path.read_text() == text, f"{path.name} is old: run python docs/pictures.py"
+    assert set(drawn) == set((ROOT / "docs" / "images").glob("*.svg"))
 
 
 def test_files_that_are_named_exist() -> None:
