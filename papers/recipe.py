@@ -29,6 +29,9 @@ _LATER = (
     "step_ahead",
     "outer_rate",
     "outer_momentum",
+    "decays_apart",
+    "share_moments",
+    "share_residuals",
 )
 
 
@@ -59,6 +62,10 @@ class Recipe:
         length: subwords that a sentence has room for, with its end.
         warmup: steps over which the rate rises to `rate`; then it falls with the root of the step,
             as Vaswani et al. have it. What workers keep back stays as it is. 0: the rate stays.
+        decays_apart: with updates after every step, decoupled weight decay is applied to the shared
+            weights, exactly, and not through what workers send and keep back.
+        share_moments: every so many steps, workers average their second moments. 0: never.
+        share_residuals: every so many steps, workers average what they keep back. 0: never.
     """
 
     problem: Literal["mnist", "cifar10", "multi30k", "tatoeba-en-ro", "shakespeare"]
@@ -86,6 +93,9 @@ class Recipe:
     step_ahead: float | Literal["auto"] = 0.0
     outer_rate: float = 0.0
     outer_momentum: float = 0.0
+    decays_apart: bool = False
+    share_moments: int = 0
+    share_residuals: int = 0
 
     def __post_init__(self) -> None:
         if self.warmup and self.drops:

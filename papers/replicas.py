@@ -11,6 +11,8 @@ On CUDA all forward and backward passes of a step are one captured graph, and th
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +23,7 @@ from sparsewire.scheme import AnyScheme
 
 from .problems import Problem
 from .recipe import Recipe
-from .training import STREAMS, Look, Training
+from .training import STREAMS, Look, Outcome, Training
 
 
 class Replicas(Training):
@@ -58,6 +60,9 @@ class Replicas(Training):
         if recipe.step_ahead != "auto":
             self._ahead.fill_(recipe.step_ahead)
         self._optimizer = self._make_optimizer(self.live)
+        if recipe.decays_apart:
+            for group in self._optimizer.param_groups:
+                group["weight_decay"] = 0.0
         self._outer: torch.optim.Optimizer | None = None
         if recipe.outer_rate:
             self._outer = torch.optim.SGD(
@@ -84,6 +89,9 @@ class Replicas(Training):
     @torch.no_grad()
     def _learn(self, step: int) -> None:
         self._optimizer.step()
+        if _is_turn(step, self._recipe.share_moments):
+            for state in self._optimizer.state.values():
+                state["exp_avg_sq"].copy_(state["exp_avg_sq"].mean(dim=0))
         if (step + 1) % self._recipe.every:
             return
         simulation, number = self.simulation, self.simulation.step
@@ -94,6 +102,13 @@ class Replicas(Training):
         if self._recipe.step_ahead == "auto" and _is_due(number):
             self._measure()
         simulation.exchange()
+        if _is_turn(step, self._recipe.share_residuals):
+            common = self._residuals().mean(dim=0)
+            for rank in range(len(self._models)):
+                simulation.residual(rank).copy_(common)
+        if self._recipe.decays_apart:
+            rate = self._optimizer.param_groups[0]["lr"]
+            self.shared.mul_(1 - rate * self._recipe.weight_decay)
         mean = simulation.gradients[0]
         if updates is None:
             self._apply(mean)
@@ -123,6 +138,13 @@ class Replicas(Training):
         common = residuals.mean(dim=0).square().sum()
         self._ahead.copy_((common / residuals.square().sum(dim=1).mean()).nan_to_num(0.0))
 
+    def _outcome(self, looks: Sequence[Look], diverged: bool) -> Outcome:
+        """What was averaged besides is sent densely."""
+        outcome, recipe = super()._outcome(looks, diverged), self._recipe
+        periods = recipe.share_moments, recipe.share_residuals
+        besides = sum(outcome.dense / period for period in periods if period)
+        return replace(outcome, sent=outcome.sent + besides, received=outcome.received + besides)
+
     @torch.no_grad()
     def _look(self, epoch: int, step: int, losses: list[float], seconds: float) -> Look:
         """Test the shared weights; batch normalisation has the statistics of worker 0."""
@@ -133,6 +155,11 @@ class Replicas(Training):
         if self._recipe.step_ahead == "auto":
             look.found["step_ahead"] = float(self._ahead)
         return look
+
+
+def _is_turn(step: int, period: int) -> bool:
+    """Whether something is done after this step that is done once in a period; 0 is never."""
+    return period > 0 and (step + 1) % period == 0
 
 
 def _is_due(number: int) -> bool:

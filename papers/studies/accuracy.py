@@ -80,6 +80,16 @@ COMMON = (
     Row("updates dense", "Dense()", _UPDATES),
     Row("updates 1 %, two bits, everything, ahead", _two_bits("TopK(0.01)", _EVERYTHING), _AHEAD),
     Row("updates 2 %, two bits, everything, ahead", _two_bits("TopK(0.02)", _EVERYTHING), _AHEAD),
+    Row(
+        "updates 1 %, two bits, everything, ahead 0.3",
+        _two_bits("TopK(0.01)", _EVERYTHING),
+        _ahead(0.3),
+    ),
+    Row(
+        "updates 5 %, two bits, everything, owners, ahead",
+        _two_bits("TopK(0.05)", _OWNERS + ", dense_below=0"),
+        _AHEAD,
+    ),
 )
 PHOTOS = (
     *COMMON[:2],
@@ -92,6 +102,21 @@ _OUTER = {"outer_rate": 0.7, "outer_momentum": 0.9}
 _LOCAL_OWNERS = _two_bits("TopK(0.05)", _OWNERS)
 TEXTS = (
     *COMMON,
+    Row(
+        "updates 1 %, two bits, 1-D too, ahead, decay apart",
+        _two_bits("TopK(0.01)", _ALL),
+        {**_AHEAD, "decays_apart": True},
+    ),
+    Row(
+        "updates 1 %, two bits, 1-D too, ahead, moments shared",
+        _two_bits("TopK(0.01)", _ALL),
+        {**_AHEAD, "share_moments": 100},
+    ),
+    Row(
+        "updates 1 %, two bits, 1-D too, ahead, residuals shared",
+        _two_bits("TopK(0.01)", _ALL),
+        {**_AHEAD, "share_residuals": 100},
+    ),
     Row("dense DiLoCo, H = 15", "Dense()", _local(LOCAL, **_OUTER)),
     Row("dense local steps, H = 15", "Dense()", _local(LOCAL)),
     Row("SparseLoCo, H = 15", _CHUNKS, _local(LOCAL)),
@@ -131,6 +156,14 @@ TEXTS = (
         "TopK(0.2)",
         _local(LOCAL, step_ahead="auto", **_OUTER),
     ),
+)
+
+
+WIDE = 32  # workers
+_WIDE_ROWS = (
+    DENSE,
+    "updates 1 %, two bits, 1-D too, ahead",
+    "updates 5 %, two bits, owners, ahead",
 )
 
 
@@ -177,6 +210,12 @@ def _quick(rows: Sequence[Row], recipe: Recipe, rate: float) -> list[Cell]:
     return _cells(rows, few, (rate,))
 
 
+def _wide(rows: Sequence[Row], recipe: Recipe) -> list[Cell]:
+    """Four times the workers: how accuracy and bytes change with their number."""
+    chosen = [row for row in rows if row.name in _WIDE_ROWS]
+    return _cells(chosen, recipe, (recipe.rate,))
+
+
 def _remarks(measure: Measure) -> Any:
     def remarks(found: Mapping[Place, Sequence[float]]) -> list[str]:
         """Every row at its best rate, and how far it is from dense, seed by seed."""
@@ -218,7 +257,7 @@ def _best_on_the_way(found: Mapping[Place, Sequence[Mapping[str, Any]]]) -> list
     return said
 
 
-_CLEARLY = 0.02  # nats
+_CLEARLY = 0.005  # nats
 VALID_LOSS = Measure("valid_loss", "validation loss, nats", is_loss=True, digits=3)
 _PHOTO_RATES = (0.03, 0.1, 0.3)
 _TEXT_RATES = (4e-3, 8e-3, 16e-3)
@@ -230,9 +269,10 @@ CIFAR10 = Study(
     recipes={
         "laptop": lambda: _cells(PHOTOS, photos(LAPTOP), _PHOTO_RATES),
         "long": lambda: _cells(PHOTOS, photos(3 * LAPTOP), _PHOTO_RATES),
+        "wide": lambda: _wide(PHOTOS, replace(photos(2 * LAPTOP), workers=WIDE)),
         "quick": lambda: _quick(PHOTOS, photos(1), 0.1),
     },
-    seeds={"laptop": (0, 1, 2), "long": (0, 1, 2), "quick": (0,)},
+    seeds={"laptop": (0, 1, 2), "long": (0, 1, 2), "wide": (0, 1, 2), "quick": (0,)},
     remarks=_remarks(ACCURACY),
     shows_bytes=True,
 )
@@ -243,9 +283,10 @@ GPT = Study(
     recipes={
         "laptop": lambda: _cells(TEXTS, texts(16), _TEXT_RATES),
         "long": lambda: _cells(TEXTS, texts(66), _TEXT_RATES),
+        "wide": lambda: _wide(TEXTS, replace(texts(16), workers=WIDE, batch=4, rate=8e-3)),
         "quick": lambda: _quick(TEXTS, texts(1), 4e-3),
     },
-    seeds={"laptop": (0, 1, 2), "long": (0, 1, 2), "quick": (0,)},
+    seeds={"laptop": (0, 1, 2), "long": (0, 1, 2), "wide": (0, 1, 2), "quick": (0,)},
     remarks=_remarks(VALID_LOSS),
     on_curves=_best_on_the_way,
     score=VALID_LOSS,

@@ -17,6 +17,7 @@ Results = Mapping[Place, Sequence[Mapping[str, Any]]]
 
 DENSE, LOCAL, GLOBAL = "0 % dropped", "99 % dropped, local", "99 % dropped, global"
 FEWER = "99.9 % dropped, local"
+UPDATES = "99 % of updates dropped, 2 bits"
 SCHEMES = {
     DENSE: ("dense", "Scheme(Dense())"),
     LOCAL: ("99/local", "Scheme(Threshold(0.01))"),
@@ -31,7 +32,12 @@ ONE_BIT = {
 }
 TWO_BITS = f"{LOCAL}, 2 bits"
 QUANTIZED = {**ONE_BIT, TWO_BITS: ("99/local/2-bit", "Scheme(Threshold(0.01), values=TwoBit())")}
-ROWS = {**SCHEMES, **QUANTIZED, FEWER: ("99.9/local", "Scheme(Threshold(0.001))")}
+ROWS = {
+    **SCHEMES,
+    **QUANTIZED,
+    FEWER: ("99.9/local", "Scheme(Threshold(0.001))"),
+    UPDATES: ("updates", "Scheme(TopK(0.01), values=TwoBit(), dense_1d=False)"),
+}
 CORPORA = {"multi30k": "en→de", "tatoeba-en-ro": "ro→en"}
 MODELS = {"rnn": (512,), "transformer": (256, 256, 256)}
 NORMS = {"plain": False, "layernorm": True}
@@ -39,6 +45,7 @@ SCORE = Measure("test_bleu", "test BLEU")
 CLOSE = 0.5  # points of BLEU that two trainings may differ without a reason
 LEARNT = 5.0  # points of BLEU below which a model says nothing about what is compared with it
 SLOWER = 1.1  # times the steps
+RATES = (0.001, 0.002, 0.004, 0.008)
 
 _Making = Callable[[str, str], Recipe]  # of a corpus and a model
 
@@ -61,6 +68,34 @@ def laptop() -> list[Cell]:
         return replace(recipe, hidden=hidden, vocabulary=3000, length=16, looks=2)
 
     return [cell for cell in _cells(made) if cell.recipe.problem == "tatoeba-en-ro"]
+
+
+def rates() -> list[Cell]:
+    """The laptop's recipe with layer normalisation, at several learning rates."""
+    rows = {
+        DENSE: SCHEMES[DENSE],
+        LOCAL: SCHEMES[LOCAL],
+        UPDATES: ROWS[UPDATES],
+        "updates dense": ("updates-dense", "Dense()"),
+        "updates 1 %": ("updates-exact", "TopK(0.01)"),
+        "updates 5 %, 2 bits": (
+            "updates-5",
+            "Scheme(TopK(0.05), values=TwoBit(), dense_1d=False)",
+        ),
+    }
+    cells = []
+    for row, (name, scheme) in rows.items():
+        for cell in laptop():
+            if cell.places[0][0] != DENSE or not cell.recipe.normalised:
+                continue
+            for rate in RATES:
+                recipe = replace(cell.recipe, rate=rate)
+                if name.startswith("updates"):
+                    recipe = replace(recipe, communicate="updates", step_ahead="auto")
+                heading = f"{recipe.model}, rate {rate:g}"
+                place = (row, heading)
+                cells.append(Cell(f"{name}/{recipe.model}/{rate:g}", scheme, recipe, (place,)))
+    return cells
 
 
 def quick() -> list[Cell]:
@@ -98,6 +133,8 @@ def _cells(made: _Making) -> Iterator[Cell]:
                 for norm, normalised in NORMS.items():
                     if normalised or row not in QUANTIZED:
                         recipe = replace(made(corpus, model), normalised=normalised)
+                        if row == UPDATES:
+                            recipe = replace(recipe, communicate="updates", step_ahead="auto")
                         place = (row, column(corpus, model, norm))
                         yield Cell(f"{name}/{corpus}/{model}/{norm}", scheme, recipe, (place,))
 
@@ -112,6 +149,9 @@ def remarks(found: Mapping[Place, Sequence[float]]) -> list[str]:
     return [
         _claim("dropping 99 % loses no BLEU", _behind(found, LOCAL, DENSE, NORMS), True),
         _claim("dropping 99.9 % loses no BLEU", _behind(found, FEWER, DENSE, NORMS), True),
+        _claim(
+            "1 % of updates in two bits loses no BLEU", _behind(found, UPDATES, DENSE, NORMS), True
+        ),
         _claim(
             "without layer normalisation a global threshold is worse than a local one",
             _behind(found, GLOBAL, LOCAL, ("plain",)),
@@ -224,8 +264,8 @@ TRANSLATION = Study(
     name="aji2017-translation",
     paper="aji2017",
     claim="dropping 99 % loses no BLEU; 1 bit is slower; a global threshold needs normalisation",
-    recipes={"short": short, "laptop": laptop, "quick": quick},
-    seeds={"short": (0,), "laptop": (0,), "quick": (0,)},
+    recipes={"short": short, "laptop": laptop, "rates": rates, "quick": quick},
+    seeds={"short": (0,), "laptop": (0,), "rates": (0,), "quick": (0,)},
     remarks=remarks,
     on_curves=on_curves,
     score=SCORE,

@@ -109,6 +109,34 @@ def test_the_same_as_ranks(changes: dict[str, Any], scheme: str) -> None:
         torch.testing.assert_close(found, expected[name], rtol=1e-4, atol=1e-5)
 
 
+def test_weight_decay_apart_is_exact() -> None:
+    """Sent densely it makes no difference whether weights decay in the optimizer or apart."""
+    recipe = replace(RECIPE, optimizer="adamw", rate=1e-2, weight_decay=0.5)
+    inside = trained(recipe, "Dense()", 7)
+    for name, found in trained(replace(recipe, decays_apart=True), "Dense()", 7).items():
+        torch.testing.assert_close(found, inside[name], rtol=1e-4, atol=1e-6)
+    sparse = trained(recipe, SPARSE, 7)
+    apart = trained(replace(recipe, decays_apart=True), SPARSE, 7)
+    assert any(not torch.allclose(apart[name], sparse[name], rtol=1e-3) for name in sparse)
+
+
+def test_second_moments_and_residuals_are_averaged() -> None:
+    steps = RECIPE.epochs * (len(DATA.train) // (RECIPE.workers * RECIPE.batch))
+    recipe = replace(RECIPE, optimizer="adamw", share_moments=steps, share_residuals=steps)
+    replicas = Replicas(recipe, sw.parse(SPARSE), Mnist(DATA, recipe), 0, CPU)
+    outcome = replicas.run(lambda look: None)
+    (state,) = replicas._optimizer.state.values()
+    assert not torch.equal(state["exp_avg"][0], state["exp_avg"][1])
+    residuals = [replicas.simulation.residual(rank) for rank in range(RECIPE.workers)]
+    for rank in range(1, RECIPE.workers):
+        assert torch.equal(state["exp_avg_sq"][rank], state["exp_avg_sq"][0])
+        assert torch.equal(residuals[rank], residuals[0])
+    assert residuals[0].any()
+    # both are sent densely, once in the training
+    besides = outcome.sent - replicas.simulation.sent
+    assert besides == pytest.approx(2 * outcome.dense / steps)
+
+
 def test_lambda_is_measured_and_told() -> None:
     recipe = replace(RECIPE, step_ahead="auto", epochs=6)
     replicas = Replicas(recipe, sw.parse(SPARSE), Mnist(DATA, recipe), 0, CPU)

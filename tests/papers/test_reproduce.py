@@ -293,8 +293,8 @@ def test_no_two_lines_of_a_picture_look_the_same(tmp_path: Path) -> None:
     panels = picture.draw("many", Board(cells, store), drawn).axes
     lines = panels[1].get_lines()
     looks = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines}
-    assert len(looks) == len(lines) == 8
-    assert [list(line.get_xdata()) for line in lines] == [[2]] * 8
+    assert len(looks) == len(lines) == len(aji2017_translation.ROWS)
+    assert [list(line.get_xdata()) for line in lines] == [[2]] * len(lines)
 
 
 def test_scores_against_bytes(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -165,15 +166,29 @@ def test_the_best_rate_is_taken(tmp_path: Path) -> None:
 
 def test_translation_trains_every_scheme_alike() -> None:
     cells = {cell.name: cell for cell in text.short()}
-    assert len(cells) == 4 * 8 + 4 * 4
+    assert len(cells) == 4 * 9 + 4 * 4
     for cell in cells.values():
-        same = cells[f"dense/{'/'.join(cell.name.split('/')[-3:])}"]
-        assert cell.recipe == same.recipe
-        assert cell.places[0][1] == same.places[0][1]
+        same = cells[f"dense/{'/'.join(cell.name.split('/')[-3:])}"].recipe
+        if cell.name.startswith("updates/"):
+            same = replace(same, communicate="updates", step_ahead="auto")
+        assert cell.recipe == same
+        assert cell.name.split("/")[-2] in cell.places[0][1]
     dropped = cells["99/local/1-bit/column/tatoeba-en-ro/rnn/layernorm"]
     assert dropped.scheme == "Scheme(Threshold(0.01), values=OneBit('column'))"
     assert dropped.places == ((f"{text.LOCAL}, 1 bit, column", "ro→en, rnn, layernorm"),)
     assert cells["99/global/multi30k/transformer/plain"].scheme.endswith("scope='global')")
+
+
+def test_rates_of_translation_differ_in_nothing_else() -> None:
+    cells = {cell.name: cell for cell in text.rates()}
+    assert len(cells) == 6 * 2 * len(text.RATES)
+    for cell in cells.values():
+        row, model, rate = cell.name.rsplit("/", 2)
+        assert cell.recipe.rate == float(rate)
+        dense = cells[f"dense/{model}/{rate}"].recipe
+        says = "updates" if row.startswith("updates") else "gradients"
+        ahead = "auto" if says == "updates" else 0.0
+        assert cell.recipe == replace(dense, communicate=says, step_ahead=ahead)
 
 
 PLAIN, NORMED = "en→de, rnn, plain", "en→de, rnn, layernorm"
@@ -189,19 +204,20 @@ def test_claims_about_bleu_are_judged_one_by_one() -> None:
         (text.LOCAL, NORMED): [32.0],
         (text.GLOBAL, NORMED): [31.7],
     }
-    no_loss, fewer, worse, as_good = text.remarks(found)
+    no_loss, fewer, updates, worse, as_good = text.remarks(found)
     assert no_loss == (
         "dropping 99 % loses no BLEU: partly reproduced, in 1 of 2 cases "
         "(BLEU en→de, rnn, plain -0.70; en→de, rnn, layernorm -1.00)"
     )
     assert fewer.endswith("not tested yet")
+    assert updates.endswith("not tested yet")
     assert "worse than a local one: reproduced, in 1 of 1 cases" in worse
     assert "as good as a local one: reproduced, in 1 of 1 cases" in as_good
     unlearnt = {place: [value / 10 for value in values] for place, values in found.items()}
     assert all(said.endswith(": not tested yet") for said in text.remarks(unlearnt))
     found[text.GLOBAL, PLAIN] = [29.5]
     found[text.GLOBAL, NORMED] = [0.0]
-    assert [said.split(": ")[1].split(",")[0] for said in text.remarks(found)[2:]] == [
+    assert [said.split(": ")[1].split(",")[0] for said in text.remarks(found)[3:]] == [
         "not reproduced",
         "not reproduced",
     ]
