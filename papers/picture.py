@@ -122,7 +122,7 @@ def save_against_bytes(title: str, board: Board, *paths: Path) -> None:
 
 
 def draw_against_bytes(title: str, board: Board) -> Figure:
-    """A point for each row at its best column; named are those that no other row beats in both."""
+    """A point for each row at its best column; named are those that no other row matches in both."""
     marks, sign = _marks(board), -1 if board.score.is_loss else 1
     figure = drawing.blank(10, 6)
     axes = figure.subplots()
@@ -141,13 +141,17 @@ def draw_against_bytes(title: str, board: Board) -> Figure:
         axes.errorbar(
             mark.sent, height, error or None, fmt=shape, color=colour, markersize=6, capsize=3
         )
+        clearly = max(mark.error, _CLOSE * span)
         beaten = any(
-            other.sent <= mark.sent and sign * other.score > sign * mark.score for other in marks
+            other is not mark
+            and other.sent <= mark.sent
+            and sign * (other.score - mark.score) > -clearly
+            for other in marks
         )
         far += is_far
         if not beaten or is_far:
             told = f"{mark.name}: {mark.score:.{board.score.digits}f}" if is_far else mark.name
-            place = (8, sign * (11 * far - 8)) if is_far else (7, sign * -10 - 3)  # far ones apart
+            place = (8, sign * (11 * far - 8)) if is_far else (7, sign * 12 - 3)  # far ones apart
             axes.annotate(
                 told, (mark.sent, height), place, textcoords="offset points", fontsize=8, color=INK
             )
@@ -166,6 +170,7 @@ def draw_against_bytes(title: str, board: Board) -> Figure:
 
 
 _SHOWN = 0.15  # of the best score
+_CLOSE = 0.02  # of what the picture spans: scores so close count as equal
 
 
 def _marks(board: Board) -> list[_Mark]:

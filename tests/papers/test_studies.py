@@ -166,7 +166,7 @@ def test_the_best_rate_is_taken(tmp_path: Path) -> None:
 
 def test_translation_trains_every_scheme_alike() -> None:
     cells = {cell.name: cell for cell in text.short()}
-    assert len(cells) == 4 * 9 + 4 * 4
+    assert len(cells) == 5 * 8 + 4 * 4
     for cell in cells.values():
         same = cells[f"dense/{'/'.join(cell.name.split('/')[-3:])}"].recipe
         if cell.name.startswith("updates/"):
