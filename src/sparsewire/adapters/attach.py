@@ -214,7 +214,8 @@ def _choose(
     if not dist.is_initialized() or dist.get_rank() == 0:
         log.warning(
             "%s: exchanging updates, because this optimizer would scale down gradients that "
-            "arrive late (docs/choosing.md). Pass communicate='updates' or 'gradients' to choose",
+            "arrive late (docs/choosing.md). Tune the learning rate again, starting at twice the "
+            "rate of dense training. Pass communicate='updates' or 'gradients' to choose",
             type(optimizer).__name__,
         )
     return "updates"
