@@ -236,7 +236,6 @@ def test_without_root(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("sparsewire.tools.cli.measuring.obstacle", lambda: "a lab needs root")
     monkeypatch.setattr("sparsewire.tools.cli.site.obstacle", lambda: "a lab needs root")
     assert main(["bench", "step", "--model", "resnet18"]) == 1
     assert "a lab needs root; or add --loopback" in capsys.readouterr().err

@@ -2,10 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from sparsewire.tools.bench.race.results import Point, Race, Runner
 from sparsewire.tools.cli import demo as home
 from sparsewire.tools.cli.options import BenchTrain, Demo
+from tests.tools.bench.conftest import results
+
+
+def runner(name: str, *scores: float, step: float, sent: float) -> Runner:
+    """One that was looked at every ten steps of so many seconds and bytes."""
+    points = [Point(0, 0.0, 0.1)]
+    for number, score in enumerate(scores, start=1):
+        steps = 10 * number
+        points.append(Point(steps, steps * step, score, sent * steps, sent * steps))
+    return Runner(name, tuple(points))
+
+
+RACE = Race(
+    setting=results().setting,
+    model={"name": "mnist", "parameters": 38_000_000, "tensors": 8, "examples": 40},
+    hosts=4,
+    network="lab",
+    rate=10**9,
+    links=(),
+    target=0.97,
+    limit_steps=30,
+    runners=(
+        runner("dense DDP", 0.95, 0.971, step=2.0, sent=1e7),
+        runner("TopK(0.01)", 0.9, 0.96, 0.972, step=0.5, sent=1e5),
+    ),
+)
 
 
 @pytest.fixture
@@ -13,12 +45,17 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[BenchTrain]:
     """What the demo would train, without training it."""
     taken: list[BenchTrain] = []
 
-    def train(options: BenchTrain, command: str) -> int:
+    def run(options: BenchTrain, command: str) -> Race:
         assert command == "sparsewire demo", "which the report names"
         taken.append(options)
-        return 0
+        return RACE
 
-    monkeypatch.setattr(home, "train", train)
+    def publish(options: BenchTrain, race: Race, views: Any, shown: Sequence[Any]) -> None:
+        assert race is RACE
+        print(*shown[1:], sep="\n")
+
+    monkeypatch.setattr(home, "run", run)
+    monkeypatch.setattr(home, "publish", publish)
     return taken
 
 
@@ -26,10 +63,19 @@ def test_slow_links_where_they_can_be_had(
     asked: list[BenchTrain], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(home, "obstacle", lambda: None)
-    assert home.demo(Demo()) == 0
+    assert home.demo(Demo(out=Path("here"))) == 0
     assert (asked[0].loopback, asked[0].rate) == (False, "1gbit")
     assert "dense" in asked[0].peers
-    assert "1 Gbit/s" in capsys.readouterr().err
+    shown = capsys.readouterr()
+    assert "1 Gbit/s" in shown.err
+    assert "about 2 minutes" in shown.err
+    assert shown.out.splitlines() == [
+        "On 4 hosts at 1 Gbit/s, TopK(0.01) reaches 97 % on MNIST in 15.0 s, "
+        "dense DDP in 40.0 s: 2.7× faster.",
+        "picture: here/train.png",
+        "report: here/report.html",
+        'next: sparsewire explain "TopK(0.01)" --params 11e6 --workers 8',
+    ]
 
 
 def test_loopback_and_the_reason_elsewhere(
@@ -41,13 +87,25 @@ def test_loopback_and_the_reason_elsewhere(
     assert "a lab needs root" in capsys.readouterr().err
 
 
+def test_over_loopback_the_end_is_about_bytes() -> None:
+    assert home.conclusion(replace(RACE, network="loopback", rate=None)) == (
+        "To 97 % on MNIST, TopK(0.01) sends 3.0 MB and dense DDP 200.0 MB: 67× less."
+    )
+    alone = replace(RACE, network="loopback", rate=None, runners=RACE.runners[1:])
+    assert home.conclusion(alone) == (
+        "On 4 hosts over loopback, TopK(0.01) reaches 97 % on MNIST in 15.0 s."
+    )
+
+
 def test_a_gpt_with_adamw(
     asked: list[BenchTrain], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(home, "obstacle", lambda: None)
     assert home.demo(Demo(model="gpt")) == 0
     assert (asked[0].model, asked[0].rate) == ("gpt", "100mbit")
-    assert "AdamW on 4 hosts with links of 100 Mbit/s" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "a small GPT with AdamW" in shown
+    assert "4 hosts with links of 100 Mbit/s" in shown
 
 
 def test_quiet(asked: list[BenchTrain], capsys: pytest.CaptureFixture[str]) -> None:

@@ -281,7 +281,7 @@ def test_the_demo_does_without(data: Path, tmp_path: Path) -> None:
         [*FORBIDDEN, *COMMAND, "demo", *words], env=environment(), stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None
-        opening = process.stderr.readline()
+        opening = process.stderr.readline() + process.stderr.readline()
         process.send_signal(signal.SIGTERM)
         process.stderr.read()
     assert "over loopback" in opening

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sparsewire.tools.cli import main
-from sparsewire.tools.cli.plan import cores
+from sparsewire.tools.cli.site import cores
 
 from .conftest import environment, run, sentence
 
@@ -181,7 +181,7 @@ def test_wrong_words(capsys: pytest.CaptureFixture[str], words: str, reason: str
 def test_too_many_workers_for_the_cores(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparsewire.tools.cli.plan.cores", lambda: 2)
+    monkeypatch.setattr("sparsewire.tools.cli.site.cores", lambda: 2)
     assert cores() >= 1
     assert main(["train", "mnist", "--workers", "33"]) == 2
     assert "too many for 2 cores: at most 32" in capsys.readouterr().err

@@ -1,38 +1,72 @@
-"""`sparsewire bench`: what training costs, measured in real processes on a network of its own."""
+"""`sparsewire bench step`: what a training step costs, measured in real processes."""
 
 from __future__ import annotations
 
-from rich.console import Console
+import statistics
+from dataclasses import replace
+from typing import Any
 
 from ..bench import page, picture, table
 from ..bench.contenders import COMPUTE
-from ..bench.plan import Plan, interleave
-from ..bench.progress import choose
-from ..bench.results import Results, dumps, headlines, remarks
+from ..bench.plan import Plan, Turn, interleave
+from ..bench.results import (
+    Contender,
+    Results,
+    Run,
+    Sample,
+    headlines,
+    remarks,
+    sample,
+    say_seconds,
+)
 from ..bench.setting import Setting
 from ..tasks import workloads
 from ..tasks.workloads import WorkloadError
-from .errors import USAGE, CommandError, explain_os_error
-from .measuring import (
-    Session,
-    arguments,
-    check_place,
-    make_folder,
-    name_contenders,
-    place,
-    read_rate,
-)
-from .options import BenchStep
-from .plan import check_hosts
+from . import progress, site
+from .errors import USAGE, CommandError
+from .measuring import Session, arguments, name_contenders, prepare, publish
+from .options import BenchScale, BenchStep
+from .records import Record
 
 
 def step(options: BenchStep) -> int:
     """Measure training steps, print the table and write everything else."""
     names = [COMPUTE, *name_contenders(options.peers, options.schemes)]
-    rates = _rates(options)
-    _check(options)
-    make_folder(options.out)
-    plan = Plan(
+    rates = dict.fromkeys(site.read_rate(text, "--rates") for text in options.rates)
+    site.check_hosts(options.hosts, "--hosts")
+    check_model(options.model)
+    prepare(options)
+    plan = plan_of(options, names)
+    runs, model = [], {}
+    with progress.choose(options.quiet) as shown:
+        for rate in [None] if options.loopback else rates:
+            with site.choose(options.hosts, rate, options.loopback) as place:
+                session = StepSession(plan, names, shown, options.debug)
+                runs.append(session.run(place, rate))
+                model = {"name": options.model, **session.model}
+    setting = Setting.here(arguments("sparsewire bench step", options))
+    results = Results(setting, model, options.hosts, tuple(runs))
+    told = [
+        one
+        for run, headline in zip(runs, headlines(results), strict=True)
+        for one in (*table.build(results, run), headline, *remarks(run), "")
+    ]
+    report = f"report: {options.out / 'report.html'}"
+    publish(options, results, ("step", picture, page), [*told, report])
+    return 0
+
+
+def check_model(name: str) -> None:
+    """Refuse a model that there is not."""
+    try:
+        workloads.check(name)
+    except WorkloadError as error:
+        raise CommandError(str(error), USAGE) from error
+
+
+def plan_of(options: BenchStep | BenchScale, names: list[str]) -> Plan:
+    """What the workers are to measure."""
+    return Plan(
         model=options.model,
         batch_size=options.batch_size,
         turns=interleave(names, options.rounds),
@@ -40,52 +74,64 @@ def step(options: BenchStep) -> int:
         timeout=options.timeout,
         counts={},
     )
-    runs, model = [], {}
-    with choose(options.quiet, len(plan.turns) * len(rates)) as progress:
-        for rate in rates:
-            with place(options.hosts, rate, options.loopback) as site:
-                session = Session(plan, names, progress, options.debug)
-                runs.append(session.run(site, rate))
-                model = {"name": options.model, **session.model}
-    setting = Setting.here(arguments("sparsewire bench step", options))
-    results = Results(setting, model, options.hosts, tuple(runs))
-    _write(options, results)
-    return 0
 
 
-def _rates(options: BenchStep) -> list[int | None]:
-    """The rate of each network, None for unshaped links."""
-    if options.loopback:
-        return [None]
-    return list(dict.fromkeys(read_rate(text, "--rates") for text in options.rates))
+class StepSession(Session):
+    """Has everybody take turns on one network, each of a few steps."""
 
+    work = "measure"
 
-def _check(options: BenchStep) -> None:
-    """Refuse what cannot work before anything starts, each with what would."""
-    check_hosts(options.hosts, "--hosts")
-    try:
-        workloads.check(options.model)
-    except WorkloadError as error:
-        raise CommandError(str(error), USAGE) from error
-    check_place(options.loopback)
+    def __init__(self, plan: Plan, names: list[str], shown: progress.Progress, debug: bool) -> None:
+        super().__init__(len(plan.turns), plan.timeout, shown, debug)
+        self.buckets: dict[str, list[dict[str, list[int]]]] = {}  # by contender, as DDP cut them
+        self._plan = plan
+        self._samples: dict[str, list[Sample]] = {name: [] for name in names}
+        self._done: set[Turn] = set()
+        self._seconds: list[float] = []  # of the steps of this turn
 
+    def run(self, place: site.Site, rate: int | None) -> Run:
+        """All turns on one network."""
+        network, links = self.measure(place, rate)
+        found = tuple(
+            Contender(name, tuple(samples), self.failed.get(name))
+            for name, samples in self._samples.items()
+        )
+        return Run(network, rate, links, found)
 
-def _write(options: BenchStep, results: Results) -> None:
-    """Write all files, and print the table or the JSON."""
-    out = options.out
-    try:
-        results.write(out / "results.json")
-        picture.save(results, out / "step.png", out / "step.svg")
-        page.save(results, out / "report.html")
-    except OSError as error:
-        raise explain_os_error(error, "write results to") from None
-    if options.json:
-        print(dumps(results.to_dict()), end="")
-        return
-    console = Console()
-    for run, headline in zip(results.runs, headlines(results), strict=True):
-        console.print(*table.build(results, run), sep="\n")
-        for sentence in (headline, *remarks(run)):
-            console.print(sentence, markup=False, highlight=False)
-        console.print()
-    console.print(f"report: {out / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+    def left(self) -> dict[str, Any] | None:
+        """The turns that are still to be taken, with as many steps as before."""
+        turns = tuple(turn for turn in self._plan.turns if self._is_due(turn))
+        counts = {
+            name: sum(sample.round == samples[0].round for sample in samples)
+            for name, samples in self._samples.items()
+            if samples
+        }
+        return replace(self._plan, turns=turns, counts=counts).to_dict() if turns else None
+
+    def hear(self, record: Record) -> None:
+        """Follow a turn."""
+        if record["kind"] == "step":
+            self._seconds.append(record["seconds"])
+            self.progress.update(len(self._done), f"{say_seconds(record['seconds'])}/step")
+            return
+        turn: Turn = (record["round"], record["contender"])
+        if record["kind"] == "turn":
+            self._seconds = []
+            title = f"{self.place}, round {turn[0] + 1}: {turn[1]}"
+            self.progress.update(len(self._done), "", title)
+        elif record["kind"] == "measured":
+            self._samples[turn[1]] += [sample({**s, "round": turn[0]}) for s in record["steps"]]
+            self.buckets[turn[1]] = record["buckets"]
+            self._done.add(turn)
+            self.progress.log(
+                f"  {len(self._done)}/{len(self._plan.turns)}  round {turn[0] + 1}  {turn[1]}  "
+                f"{say_seconds(statistics.median(self._seconds))}/step"
+            )
+
+    def fail(self, name: str, reason: str) -> None:
+        """Leave out the turns of a contender."""
+        super().fail(name, reason)
+        self.progress.keep(f"{name} failed: {reason}", "yellow")
+
+    def _is_due(self, turn: Turn) -> bool:
+        return turn not in self._done and turn[1] not in self.failed

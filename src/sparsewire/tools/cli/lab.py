@@ -11,15 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from sparsewire.report import plural
 
-from ..lab import Lab, LabError, Link, Loopback, obstacle, running, set_rate, show_rate
+from ..lab import Lab, LabError, Link, Loopback, running, set_rate, show_rate
 from . import ranks
 from .errors import USAGE, CommandError, explain_os_error
 from .options import Lab as Options
+from .progress import Live, Progress
+from .site import check_lab
 
 _PORT = 29500  # free in a network that is new
 
@@ -34,11 +35,7 @@ def lab(options: Options) -> int:
         raise CommandError(f"there is no command {options.command[0]!r} to run", USAGE)
     place = _place(options)
     if isinstance(place, Lab):
-        reason = obstacle()
-        if reason:
-            raise CommandError(
-                f"{reason}; or add --loopback to run over 127.0.0.1, with no shaping"
-            )
+        check_lab("add --loopback to run over 127.0.0.1, with no shaping")
     with place:
         if isinstance(place, Loopback):
             _say(f"{plural(place.hosts, 'rank')} over 127.0.0.1, with no shaping")
@@ -110,16 +107,10 @@ def _free_port() -> int:
 
 def _check(made: Lab, console: Console) -> None:
     """Measure all links, show them, and say so if one is not what was asked for."""
-    bar = Progress(
-        TextColumn("measuring links"),
-        BarColumn(bar_width=20),
-        TextColumn("{task.completed}/{task.total}"),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with bar:
-        task = bar.add_task("", total=None)
-        links = made.check(lambda done, total: bar.update(task, completed=done, total=total))
+    shown = Live() if sys.stderr.isatty() else Progress()
+    with shown:
+        shown.begin("measuring links")
+        links = made.check(lambda done, total: shown.update(done, f"{done}/{total}", total=total))
     console.print(f"lab {made.id}: what TCP gets through", highlight=False)
     console.print(_table(links))
     for link in links:

@@ -1,39 +1,42 @@
-"""What the commands under `sparsewire bench` share: where they measure, and one measurement."""
+"""What the commands under `sparsewire bench` share: checks, one measurement, and its results."""
 
 from __future__ import annotations
 
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+from rich.console import Console
 
 from ..bench import contenders
 from ..bench.contenders import COMPUTE
-from ..bench.plan import Plan, Turn
-from ..bench.progress import Progress
-from ..bench.results import Contender, Run, Sample, place_in_words, sample
-from ..lab import Lab, LabError, Link, Loopback, obstacle, parse_rate
+from ..bench.results import dumps, place_in_words
+from ..lab import Lab, Link
 from .errors import USAGE, CommandError, explain_os_error
 from .launcher import WorkerError, launch
 from .options import BenchScale, BenchStep, BenchTrain
+from .progress import Progress
 from .records import Record
-from .site import Site
+from .site import Site, check_lab
 
-STARTING = 120.0  # seconds for all processes to start and to build the model
-
-
-def check_place(loopback: bool) -> None:
-    """Refuse a lab where none can be built."""
-    why_not = None if loopback else obstacle()
-    if why_not:
-        raise CommandError(f"{why_not}; or add --loopback to measure without a network of its own")
+_STARTING = 120.0  # seconds for all processes to start and to build the model
 
 
-def place(hosts: int, rate: int | None, loopback: bool) -> Site:
-    """Where to measure, to be entered yet."""
-    return Loopback(hosts) if loopback else Lab(hosts, None if rate is None else f"{rate}bit")
+def prepare(options: BenchStep | BenchTrain | BenchScale) -> None:
+    """See that there is a place to measure and a folder for results, before either is needed."""
+    if not options.loopback:
+        check_lab("add --loopback to measure without a network of its own")
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=options.out):
+            pass
+    except OSError as error:
+        raise explain_os_error(error, "write results to") from None
 
 
 def name_contenders(peers: Sequence[str], schemes: Sequence[str]) -> list[str]:
@@ -45,120 +48,128 @@ def name_contenders(peers: Sequence[str], schemes: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def read_rate(text: str, flag: str) -> int | None:
-    """A rate in bits per second, None for unshaped links."""
-    try:
-        return None if text.lower() == "none" else parse_rate(text)
-    except LabError as error:
-        raise CommandError(f"{flag}: {error}", USAGE) from None
-
-
-def make_folder(folder: Path) -> None:
-    """Have a folder for results, before anything is measured in vain."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise explain_os_error(error, "write results to") from None
-
-
-def arguments(command: str, options: BenchStep | BenchTrain | BenchScale) -> dict[str, Any]:
+def arguments(command: str, options: BenchScale | BenchStep | BenchTrain) -> dict[str, Any]:
     """A command and its options as JSON can hold them."""
     given = {name: str(v) if isinstance(v, Path) else v for name, v in asdict(options).items()}
     return {"command": command, **given}
 
 
-class Session:
-    """Measures all contenders on one network, whatever becomes of some of them."""
+class Session(ABC):
+    """Has workers try all contenders on one network, whatever becomes of some of them.
 
-    def __init__(self, plan: Plan, names: list[str], progress: Progress, debug: bool) -> None:
-        self.model: dict[str, Any] = {}
-        self.buckets: dict[str, list[dict[str, list[int]]]] = {}  # by contender, as DDP cut them
-        self._plan, self._progress, self._debug = plan, progress, debug
-        self._samples: dict[str, list[Sample]] = {name: [] for name in names}
-        self._failed: dict[str, str] = {}
-        self._done: set[Turn] = set()
-        self._turn: Turn | None = None
+    Attributes:
+        model: what the workers told about it.
+        failed: why contenders could not go on.
+        at_work: the contender that the workers are at.
+        place: the network in words.
+    """
+
+    work = ""
+    """What the workers do, by its name there."""
+
+    def __init__(self, total: int, timeout: float, progress: Progress, debug: bool) -> None:
+        self.model: Record = {}
+        self.failed: dict[str, str] = {}
+        self.at_work: str | None = None
+        self.progress = progress
+        self.place = ""
+        self._total, self._timeout, self._debug = total, timeout, debug
         self._heard = 0.0
 
-    def run(self, site: Site, rate: int | None) -> Run:
-        """Measure on `site`, with new processes after a contender has broken the old ones."""
-        links: list[Link] = []
+    @abstractmethod
+    def left(self) -> dict[str, Any] | None:
+        """Orders for what is still to be done, None when all is."""
+
+    @abstractmethod
+    def hear(self, record: Record) -> None:
+        """Take a record of the workers."""
+
+    @abstractmethod
+    def fail(self, name: str, reason: str) -> None:
+        """A contender is out."""
+        self.failed[name] = reason
+
+    def measure(self, site: Site, rate: int | None) -> tuple[str, tuple[Link, ...]]:
+        """Try all on `site`, with new processes after a contender has broken the old ones.
+
+        Returns:
+            What kind of network it was, and what its links carried.
+        """
+        network = "lab" if isinstance(site, Lab) else "loopback"
+        links = tuple[Link, ...]()
+        self.place = "one host" if site.hosts == 1 else f"{site.hosts} hosts"
+        self.place += f" {place_in_words(network, rate)}"
         if isinstance(site, Lab):
-            network = "lab"
-            self._progress.say("measuring the links")
-            links = site.check()
-        else:
-            network = "loopback"
-        number = "one host" if site.hosts == 1 else f"{site.hosts} hosts"
-        self._progress.begin(f"{number} {place_in_words(network, rate)}")
-        while turns := self._left():
+            self.progress.begin("measuring the links")
+            links = tuple(site.check())
+        self.progress.begin(self.place, self._total)
+        while (orders := self.left()) is not None:
+            self._start()
             try:
-                self._launch(site, turns)
+                launch(
+                    self.work, orders, site, self._hear, debug=self._debug, overdue=self._overdue
+                )
             except WorkerError as error:
-                if not self._left():
-                    break  # all is measured; they only did not part in peace
-                if self._turn is None or self._turn[1] == COMPUTE:
+                if self.left() is None:
+                    break  # all is done; they only did not part in peace
+                if self.at_work is None or self.at_work == COMPUTE:
                     raise
-                self._fail(self._turn[1], str(error))
-        found = tuple(
-            Contender(name, tuple(samples), self._failed.get(name))
-            for name, samples in self._samples.items()
-        )
-        return Run(network, rate, tuple(links), found)
+                self.fail(self.at_work, str(error))
+        return network, links
 
-    def _launch(self, site: Site, turns: tuple[Turn, ...]) -> None:
-        self._turn, self._heard = None, time.monotonic()
-        plan = replace(self._plan, turns=turns, counts=self._counts())
-        orders = plan.to_dict()
-        launch("measure", orders, site, self._hear, debug=self._debug, overdue=self._overdue)
-
-    def _left(self) -> tuple[Turn, ...]:
-        """The turns that are still to be taken."""
-        return tuple(
-            turn
-            for turn in self._plan.turns
-            if turn not in self._done and turn[1] not in self._failed
-        )
-
-    def _counts(self) -> dict[str, int]:
-        """How many steps a turn of each has, as the first one decided."""
-        return {
-            name: sum(sample.round == samples[0].round for sample in samples)
-            for name, samples in self._samples.items()
-            if samples
-        }
+    def _start(self) -> None:
+        self.at_work, self._heard = None, time.monotonic()
 
     def _hear(self, record: Record) -> None:
         self._heard = time.monotonic()
-        kind = record["record"]
+        kind = record.pop("record")
         if kind == "opening":
-            self.model = {k: v for k, v in record.items() if k != "record"}
-        elif kind == "turn":
-            self._turn = (record["round"], record["contender"])
-            self._progress.turn(*self._turn)
-        elif kind == "step":
-            self._progress.step(record["seconds"])
-        elif kind == "measured":
-            turn = (record["round"], record["contender"])
-            self._samples[turn[1]] += [sample({**s, "round": turn[0]}) for s in record["steps"]]
-            self.buckets[turn[1]] = record["buckets"]
-            self._done.add(turn)
-            self._progress.done()
+            self.model = record
         elif kind == "failed":
-            self._fail(record["contender"], record["reason"])
-
-    def _fail(self, name: str, reason: str) -> None:
-        missed = sum(turn not in self._done for turn in self._plan.turns if turn[1] == name)
-        self._failed[name] = reason
-        self._progress.failed(name, reason, missed)
+            self.fail(record["contender"], record["reason"])
+        else:
+            self.at_work = record.get("contender", self.at_work)
+            self.hear({"kind": kind, **record})
 
     def _overdue(self) -> str | None:
         silence = time.monotonic() - self._heard
-        if self._turn is None:
-            limit = max(STARTING, self._plan.timeout)
-            return f"the workers did not start within {limit:g} s" if silence > limit else None
-        if silence > self._plan.timeout:
-            return f"no step came to its end for {self._plan.timeout:g} s: it hangs, or needs more"
-        return None
+        limit = self.patience()
+        if silence <= limit:
+            return None
+        if self.at_work is None:
+            return f"the workers did not start within {limit:g} s"
+        return f"no step came to its end for {limit:g} s: it hangs, or needs more"
+
+    def patience(self) -> float:
+        """For how many seconds the workers may be silent."""
+        return self._timeout if self.at_work else max(_STARTING, self._timeout)
+
+
+def publish(
+    options: BenchStep | BenchTrain | BenchScale,
+    results: Any,
+    views: tuple[str, ModuleType, ModuleType],
+    shown: Sequence[object],
+) -> None:
+    """Write all files, and print the tables and sentences, or the JSON.
+
+    Args:
+        views: the pictures' name, what draws them, and what writes the report.
+    """
+    out, content = options.out, dumps(results.to_dict())
+    name, picture, page = views
+    try:
+        (out / "results.json").write_text(content, encoding="utf-8")
+        picture.save(results, out / f"{name}.png", out / f"{name}.svg")
+        page.save(results, out / "report.html")
+    except OSError as error:
+        raise explain_os_error(error, "write results to") from None
+    if options.json:
+        print(content, end="")
+        return
+    console = Console()
+    for one in shown:
+        if isinstance(one, str):
+            console.print(one, markup=False, highlight=False, soft_wrap=True)
+        else:
+            console.print(one)

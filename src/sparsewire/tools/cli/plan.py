@@ -10,16 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sparsewire.report import plural
-
-from ..bench.setting import cores
 from ..tasks.training import Recipe
 from .errors import USAGE, CommandError
 from .options import Train, Training
-from .site import check_rate
+from .site import check_hosts, read_rate
 
-LARGEST_GROUP = 64
-_WORKERS_PER_CORE = 16
 _RATES = {"sgd": 0.2, "adagrad": 0.02}
 # What may differ between a run and the one that goes on from its checkpoint: how long it
 # trains and where things lie, but nothing that changes what a step does.
@@ -121,17 +116,5 @@ def check(options: Training) -> None:
             )
         if options.resume:
             raise CommandError("--resume needs --checkpoint DIR, the folder to go on from", USAGE)
-    check_rate(options.rate)
-
-
-def check_hosts(number: int, flag: str) -> None:
-    """Refuse more processes than a machine can carry."""
-    most = min(LARGEST_GROUP, _WORKERS_PER_CORE * cores())
-    if number > LARGEST_GROUP:
-        raise CommandError(
-            f"{flag} {number} is too many for one machine: at most {LARGEST_GROUP}", USAGE
-        )
-    if number > most:
-        raise CommandError(
-            f"{flag} {number} is too many for {plural(cores(), 'core')}: at most {most}", USAGE
-        )
+    if options.rate is not None:
+        read_rate(options.rate)

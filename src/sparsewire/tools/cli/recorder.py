@@ -1,4 +1,7 @@
-"""Where records go: the display, the metrics file, and the results kept for the end."""
+"""Where the records of a training go: the metrics file, the display, and the results.
+
+Rank 0 makes them: first one "run" record, then "step" and "epoch" records, at last a "summary".
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,10 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from sparsewire.notation import short
+from sparsewire.report import human_bytes, plural
 
 from ..bench.timing import Timing
-from . import display
+from . import progress
 from .errors import explain_os_error
 from .records import Record, encode
 
@@ -50,12 +54,12 @@ class Recorder(ExitStack):
     def __init__(self, metrics: Path | None, append: bool, quiet: bool) -> None:
         super().__init__()
         self.results: list[Result] = []
+        self._run: Record = {}
         self._epochs: list[Record] = []
         self._stream = _open(metrics, append) if metrics else None
         if self._stream:
             self.callback(self._stream.close)
-        self._display = display.choose(quiet)
-        self.callback(self._display.close)
+        self._progress = None if quiet else self.enter_context(progress.choose(quiet))
 
     def __call__(self, record: Record) -> None:
         """Take one record; it is in the metrics file when this returns."""
@@ -65,12 +69,45 @@ class Recorder(ExitStack):
             except OSError as error:
                 raise explain_os_error(error, "write metrics") from None
         if record["record"] == "run":
-            self._epochs = []
+            self._run, self._epochs = record, []
         elif record["record"] == "epoch":
             self._epochs.append(record)
         elif record["record"] == "summary":
             self.results.append(Result(record, self._epochs))
-        self._display.show(record)
+        if self._progress:
+            self._show(self._progress, record)
+
+    def _show(self, shown: progress.Progress, record: Record) -> None:
+        kind, run = record["record"], self._run
+        if kind == "run":
+            number = f"[{run['run']}/{run['runs']}] " if run["runs"] > 1 else ""
+            title = f"{number}{short(run['scheme'])}, {plural(run['workers'], 'worker')}"
+            shown.begin(title, run["steps"], run["step"])
+        elif kind == "summary":
+            told = f"accuracy {record['test_accuracy']:.2%}, {cost(record)}"
+            if run["runs"] > 1:  # else it is printed as the result
+                shown.keep(f"{short(run['scheme'])}: {told}")
+        else:
+            accuracy = f"accuracy {self._epochs[-1]['test_accuracy']:.2%}  " if self._epochs else ""
+            told = f"loss {record['loss']:.4f}  {accuracy}{cost(record)}"
+            shown.update(record["step"], told)
+            if kind == "epoch":
+                shown.log(
+                    f"  epoch {record['epoch']}/{run['config']['epochs']}  {told}  "
+                    f"{1000 * record['step_seconds']:.1f} ms/step"
+                )
+
+
+def cost(record: Record) -> str:
+    """What a step sends, and how much less than dense that is."""
+    reduction = record["reduction"]
+    if 0.95 <= reduction < 1.05:
+        against = "as much as dense"
+    elif reduction > 1:
+        against = f"{reduction:.1f}× less than dense"
+    else:
+        against = f"{1 / reduction:.1f}× more than dense"
+    return f"{human_bytes(record['bytes_per_step'])}/step, {against}"
 
 
 def _open(path: Path, append: bool) -> BinaryIO:

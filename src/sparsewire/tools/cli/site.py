@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
+from sparsewire.report import plural
+
+from ..bench.setting import cores
 from ..lab import Lab, LabError, Loopback, obstacle, parse_rate
 from .errors import USAGE, CommandError
 
 Site = Lab | Loopback
+LARGEST_GROUP = 64
+_WORKERS_PER_CORE = 16
 
 
-def choose(hosts: int, rate: str | None) -> Site:
-    """A lab if there is a `rate` to hold its links to, loopback if not; to be entered yet.
+def choose(hosts: int, rate: int | None, loopback: bool) -> Site:
+    """Loopback, or a lab whose links have a rate, unshaped if None; to be entered yet."""
+    return Loopback(hosts) if loopback else Lab(hosts, None if rate is None else f"{rate}bit")
 
-    Raises:
-        CommandError: no lab can be built here.
-    """
-    if rate is None:
-        return Loopback(hosts)
+
+def read_rate(text: str, flag: str = "--rate") -> int | None:
+    """A rate in bits per second, None for unshaped links."""
+    try:
+        return None if text.lower() == "none" else parse_rate(text)
+    except LabError as error:
+        raise CommandError(f"{flag}: {error}", USAGE) from None
+
+
+def check_lab(instead: str) -> None:
+    """Refuse a lab where none can be built, and say what to do instead."""
     why_not = obstacle()
     if why_not:
-        raise CommandError(f"--rate cannot be had here: {why_not}; or leave --rate out")
-    return Lab(hosts, rate)
+        raise CommandError(f"{why_not}; or {instead}")
 
 
-def check_rate(rate: str | None) -> None:
-    """Refuse what is no rate."""
-    if rate is not None:
-        try:
-            parse_rate(rate)
-        except LabError as error:
-            raise CommandError(f"--rate: {error}", USAGE) from None
+def check_hosts(number: int, flag: str) -> None:
+    """Refuse more processes than a machine can carry."""
+    most = min(LARGEST_GROUP, _WORKERS_PER_CORE * cores())
+    if number > LARGEST_GROUP:
+        raise CommandError(
+            f"{flag} {number} is too many for one machine: at most {LARGEST_GROUP}", USAGE
+        )
+    if number > most:
+        raise CommandError(
+            f"{flag} {number} is too many for {plural(cores(), 'core')}: at most {most}", USAGE
+        )

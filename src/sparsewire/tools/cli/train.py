@@ -16,12 +16,12 @@ from sparsewire.report import plural
 from ..tasks import mnist
 from ..tasks.idx import DataError
 from ..tasks.training import steps_in_epoch
-from . import checkpoint, display, site
+from . import checkpoint, site
 from .errors import USAGE, CommandError, describe
 from .launcher import launch
 from .options import Train, Training
 from .plan import Plan, check, make
-from .recorder import Recorder
+from .recorder import Recorder, cost
 from .records import Emit, Record, encode
 from .trainee import take_part
 from .worker import leave_at_once
@@ -46,8 +46,11 @@ def train(options: Train) -> int:
 
 def run(plans: Sequence[Plan], options: Training, emit: Emit) -> signal.Signals | None:
     """Train `plans` in turn in processes of our own, and return the signal that stopped them."""
-    orders = [asdict(plan) for plan in plans]
-    with site.choose(options.workers, options.rate) as place:
+    orders, rate = [asdict(plan) for plan in plans], None
+    if options.rate is not None:
+        site.check_lab("leave --rate out")
+        rate = site.read_rate(options.rate)
+    with site.choose(options.workers, rate, options.rate is None) as place:
         return launch(
             "train", orders, place, emit, stops_gently=True, port=options.port, debug=options.debug
         )
@@ -119,7 +122,7 @@ def _conclude(
     elif not options.quiet:
         print(
             f"{short(plan.scheme)}: test accuracy {summary['test_accuracy']:.2%} after "
-            f"{plural(summary['step'], 'step')}, {display.cost(summary)}"
+            f"{plural(summary['step'], 'step')}, {cost(summary)}"
         )
     if not summary["stopped"]:
         return 0
