@@ -1,4 +1,4 @@
-"""What an exchange cost: bytes, and time by stage.
+"""Counters: the bytes of exchanges, and their time by stage.
 
 Stages also show up as `sparsewire::select`, `::encode`, `::exchange` and `::decode` in a profile.
 """
@@ -22,7 +22,7 @@ STAGES = ("select", "encode", "exchange", "decode")
 
 @dataclass(frozen=True)
 class Counts:
-    """What was counted, up to some moment or between two of them."""
+    """The counts up to some moment, or between two moments."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -32,7 +32,7 @@ class Counts:
     seconds: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
 
     def since(self, before: Counts) -> Counts:
-        """The difference to an earlier moment."""
+        """Return the difference to an earlier moment."""
         return Counts(
             self.bytes_sent - before.bytes_sent,
             self.bytes_received - before.bytes_received,
@@ -51,9 +51,9 @@ class Counters:
     skipped: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
-    values: int = 0  # gradient values that passed, for the comparison with dense
-    aimed_at: int = 0  # coordinates that selectors were to choose
-    selected: int | Tensor = 0  # and those they chose; on a GPU not known until asked for
+    values: int = 0  # gradient values so far, for the comparison with dense
+    aimed_at: int = 0  # coordinates that selectors were asked for
+    selected: int | Tensor = 0  # coordinates that they chose; on a GPU a tensor, read on demand
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     accumulated: dict[tuple[ParamSlice, ...], Tensor] = field(
         default_factory=dict
@@ -67,7 +67,7 @@ class Counters:
 
     @property
     def counts(self) -> Counts:
-        """The totals of this moment."""
+        """The current totals."""
         return Counts(
             self.bytes_sent,
             self.bytes_received,
@@ -78,16 +78,16 @@ class Counters:
         )
 
     def begin_step(self) -> None:
-        """A step begins: count it by itself as well."""
+        """Begin to count a step by itself."""
         self._begin = self.counts
 
     def end_step(self) -> None:
-        """The step is over, and `last_step` is what it took."""
+        """End the step, and store its counts in `last_step`."""
         self.last_step = self.counts.since(self._begin)
 
     @property
     def gradient_squares(self) -> dict[str, float]:
-        """By parameter, the sum of squares of what the last step put into the memory."""
+        """The sum of squares of the last step's gradient, by parameter."""
         return {
             param.name: square
             for params, squares in self.accumulated.items()
@@ -96,7 +96,7 @@ class Counters:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Count the time spent inside towards a stage."""
+        """Add the time spent inside to a stage."""
         start = time.perf_counter()
         with torch.profiler.record_function(f"sparsewire::{name}"):
             yield
@@ -106,7 +106,7 @@ class Counters:
             self.trace.append((name, start, stop))
 
     def timed(self, stage: str, work: Generator[Any, Any, Result]) -> Generator[Any, Any, Result]:
-        """Count the time that `work` takes towards a stage, without what it waits for answers."""
+        """Add the time of `work` to a stage, without the time in which it waits for answers."""
         answer: Any = None
         while True:
             with self.stage(stage):
@@ -118,6 +118,6 @@ class Counters:
             answer = yield request
 
     def count(self, nbytes: int) -> None:
-        """Count what a collective sent, and received as much."""
+        """Count bytes that were sent, and the same number received."""
         self.bytes_sent += nbytes
         self.bytes_received += nbytes

@@ -1,8 +1,8 @@
-"""A digest of saved state, so that a file that went bad on disk is not taken for numbers.
+"""A digest of saved state, which detects files that were corrupted on disk.
 
-Tensors are hashed where they lie by the checksum that messages have, so that one changed bit is
-always found. It guards against accidents and not against forgery: whoever can write the file can
-write a matching digest.
+Tensors are hashed on their device by the checksum of messages, which detects any single changed
+bit. It guards against accidents and not against forgery: whoever can write the file can write a
+matching digest.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ def seal(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def verify(state: Any) -> None:
-    """Refuse what `seal` has not returned, or what has changed since."""
+    """Raise unless `seal` returned this, and nothing has changed since."""
     if not isinstance(state, Mapping) or not isinstance(state.get("format"), int):
         raise StateError(
-            "this is no state of a sparsewire exchange; pass what state_dict() returned"
+            "this is no state of a sparsewire exchange. Pass what state_dict() returned"
         )
     if state["format"] != FORMAT:
         raise StateError(
             f"the saved state has format {state['format']}, and this version of sparsewire reads "
-            f"{FORMAT}: go on with the version that saved it, or begin with an empty memory"
+            f"{FORMAT}. Resume with the version that saved it, or start with an empty residual"
         )
     if state.get("digest") != digest(state):
         raise StateError(
-            "the saved state is not as it was saved: its digest does not match, so that the file "
-            "is corrupt or was edited. Load an older checkpoint, or begin with an empty memory"
+            "the saved state is not as it was saved: its digest does not match, so the file is "
+            "corrupt or was edited. Load an older checkpoint, or start with an empty residual"
         )
 
 
 def digest(state: Mapping[str, Any]) -> str:
-    """Return 128 bits, in hexadecimal, of all that the state holds beside its own digest."""
+    """Return 128 bits, in hexadecimal, that depend on everything in the state but its digest."""
     whole = hashlib.blake2b(digest_size=16)
     for part in _parts({key: value for key, value in state.items() if key != "digest"}):
         whole.update(len(part).to_bytes(_WORD, "little") + part)
@@ -54,7 +54,7 @@ def digest(state: Mapping[str, Any]) -> str:
 
 
 def _parts(value: Any) -> Iterator[bytes]:
-    """Yield what tells a value apart from others, in an order that no file format changes."""
+    """Yield bytes that identify a value, in an order that no file format changes."""
     if isinstance(value, Tensor):
         yield f"tensor {value.dtype} {tuple(value.shape)} {value.layout}".encode()
         if value.layout == torch.strided and not value.is_meta:
@@ -73,7 +73,7 @@ def _parts(value: Any) -> Iterator[bytes]:
 
 
 def _name(value: object) -> str:
-    """A plain value in words; of all else, such as an optimizer's own objects, the type."""
+    """Return the text of a plain value; of other objects, such as an optimizer's own, the type."""
     if isinstance(value, (bool, str, bytes)):
         return f"{type(value).__name__} {value!r}"
     if isinstance(value, int):

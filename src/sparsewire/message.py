@@ -1,9 +1,7 @@
-"""The wire format: a fixed-size header that goes ahead, the payload whose size it announces, and a
-status on what arrived.
+"""The wire format: a header of fixed size, the payload whose size it announces, and a status.
 
-Headers are compared before any payload of a step moves, because backends abort or mix up messages
-of unequal length. Sizes follow from scheme and segments alone and are known before anything is
-sent.
+Headers are compared before any payload of a step is sent, because backends abort or mix up messages
+of unequal length. Sizes follow from scheme and segments and are known before anything is sent.
 """
 
 from __future__ import annotations
@@ -45,9 +43,9 @@ _FIELDS = {
 
 @dataclass(frozen=True)
 class Header:
-    """What a rank says about its message before it sends it.
+    """A rank's description of its next message, which the ranks compare before they send it.
 
-    `odd_local`: what the ranks of the sender's machine disagree on, as `local_difference` returns
+    `odd_local` is what the ranks of the sender's machine disagree on, as `local_difference` returns
     it; 0 if they agree.
     """
 
@@ -61,7 +59,7 @@ class Header:
     odd_local: int = 0
 
     def pack(self) -> Tensor:
-        """The header as uint8 tensor of `HEADER_BYTES`."""
+        """Return the header as a uint8 tensor of `HEADER_BYTES` bytes."""
         data = _LAYOUT.pack(
             MAGIC,
             self.version,
@@ -77,8 +75,8 @@ class Header:
         return _bytes(data + _checksum(data))
 
     @staticmethod
-    def unpack(data: Tensor, rank: int) -> Header:
-        """The header that rank `rank` sent. Raises on this rank alone if it arrived corrupt."""
+    def unpack(data: Tensor, rank: int, who: str = "rank") -> Header:
+        """Return the header that a rank sent. Raises on this rank only if it arrived corrupt."""
         raw = data.cpu().numpy().tobytes()
         magic, version, _, sender, odd_local, step, bucket, scheme, layout, length = _LAYOUT.unpack(
             raw[: _LAYOUT.size]
@@ -89,15 +87,15 @@ class Header:
             or raw[_LAYOUT.size :] != _checksum(raw[: _LAYOUT.size])
         ):
             raise ExchangeError(
-                f"what arrived from rank {rank} is no header of sparsewire's: it is corrupt, or "
+                f"what arrived from {who} {rank} is no header of sparsewire's: it is corrupt, or "
                 f"another program or version uses the same process group. The other ranks may have "
-                f"gone on, so the group is broken: restart all ranks from a checkpoint"
+                f"continued, so the group is broken: restart all ranks from a checkpoint"
             )
         return Header(rank, step, bucket, scheme, layout, length, version, odd_local)
 
 
 def _checksum(data: bytes) -> bytes:
-    """The checksum of a header, which no key is needed for."""
+    """Return the checksum of a header, whose key is 0."""
     words = struct.unpack(f"<{len(data) // 8}Q", data)
     return struct.pack("<Q", checksum_int(words, 0))
 
@@ -106,14 +104,17 @@ def _bytes(data: bytes) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-def gather_headers(own: Header, group: GroupName = "exchange") -> Routine[list[Header]]:
-    """Return the headers of all ranks of a group."""
+def gather_headers(
+    own: Header, group: GroupName = "exchange", who: str = "rank"
+) -> Routine[list[Header]]:
+    """Return the headers of all ranks of a group. Errors call its members `who`."""
     answers: Sequence[Tensor] = yield all_gather(own.pack(), group=group)
-    return [Header.unpack(data, rank) for rank, data in enumerate(answers)]
+    return [Header.unpack(data, rank, who) for rank, data in enumerate(answers)]
 
 
 def _difference(headers: Sequence[Header]) -> tuple[str, list[int], int] | None:
-    """Return the first field in which headers differ, the odd ranks, and what the others say."""
+    """Return the first field in which headers differ, the ranks in the minority, and the value of
+    the others."""
     for name in _FIELDS:
         said = [getattr(header, name) for header in headers]
         usual, votes = Counter(said).most_common(1)[0]
@@ -131,50 +132,50 @@ def local_difference(headers: Sequence[Header]) -> int:
     return 1 + odd[0] * len(_FIELDS) + list(_FIELDS).index(name)
 
 
-def compare(headers: Sequence[Header], own: Header, scheme: str) -> None:
-    """Refuse to go on unless all ranks said the same; every rank raises the same way."""
+def compare(headers: Sequence[Header], own: Header, scheme: str, who: str = "rank") -> None:
+    """Raise unless all headers agree. All ranks raise the same error."""
     where = (
-        f"at step {own.step}, bucket {own.bucket}; this is rank {own.rank} with {scheme}. All "
+        f"at step {own.step}, bucket {own.bucket}; this is {who} {own.rank} with {scheme}. All "
         f"ranks must run the same code, model and scheme"
     )
     for header in headers:
         if header.odd_local:
             rank, field = divmod(header.odd_local - 1, len(_FIELDS))
             raise DisagreementError(
-                f"rank {rank} of node {header.rank} disagrees with the others of its node on "
+                f"rank {rank} of machine {header.rank} disagrees with the others of its machine on "
                 f"{list(_FIELDS.values())[field]}, {where}"
             )
     found = _difference(headers)
     if found is None:
         return
     name, odd, usual = found
-    who = f"rank {odd[0]}" if len(odd) == 1 else f"ranks {', '.join(map(str, odd))}"
+    names = f"{who} {odd[0]}" if len(odd) == 1 else f"{who}s {', '.join(map(str, odd))}"
     given = getattr(headers[odd[0]], name)
     detail = "" if name in ("scheme", "layout") else f" ({given} instead of {usual})"
     raise DisagreementError(
-        f"{who} of {len(headers)} disagree{'s' if len(odd) == 1 else ''} with the others on "
+        f"{names} of {len(headers)} disagree{'s' if len(odd) == 1 else ''} with the others on "
         f"{_FIELDS[name]}{detail}, {where}"
     )
 
 
 @dataclass(frozen=True)
 class Context:
-    """Which exchange a message belongs to, and which chunk of a sum. It does not travel: it is part
-    of every checksum.
+    """Which exchange a message belongs to, and which chunk of a sum. It is not sent, but is part of
+    every checksum.
 
-    `purpose`: what it is for, if it is not the payload.
+    `purpose` is the kind of message, if it is not the payload.
     """
 
     step: int
     bucket: int
     scheme: int
     layout: int
-    chunk: int = 0  # also of what is not cut
+    chunk: int = 0  # also for what is not divided into chunks
     purpose: int = 0
 
     @property
     def common(self) -> int:
-        """What the keys of all ranks are made of."""
+        """The part of the key that is the same for all ranks."""
         exchange = fold(self.step, self.bucket, self.scheme, self.layout)
         if self.purpose:
             exchange = fold(exchange, self.purpose)
@@ -182,12 +183,12 @@ class Context:
 
     @property
     def status(self) -> Context:
-        """The context of the status, in which the layout does not count: ranks that exchange
-        different parameters may compare their status."""
+        """The context of the status, without the layout: ranks that exchange different parameters
+        may compare their statuses."""
         return replace(self, layout=0)
 
     def key(self, rank: int) -> int:
-        """What the checksum of this rank's message is keyed with."""
+        """Return the key of the checksum of a rank's message."""
         return join(self.common, rank)
 
 
@@ -201,12 +202,12 @@ CHECKSUM, VALUES = 0, 2
 
 
 def bytes_with_checksum(nbytes: int) -> int:
-    """The size of something of `nbytes` with a checksum behind it, at a multiple of eight."""
+    """Return the size of `nbytes`, padded to a multiple of eight, with a checksum."""
     return -(-nbytes // 8) * 8 + CHECKSUM_BYTES
 
 
 def add_checksum(message: Tensor, key: int) -> Tensor:
-    """The message, whose last bytes become a checksum of all others."""
+    """Overwrite the last bytes of a message by the checksum of the others, and return it."""
     body = message[:-CHECKSUM_BYTES]
     checksum = kernels.on(message.device).checksum(body, key)
     message[-CHECKSUM_BYTES:] = checksum.view(1).view(torch.uint8)
@@ -214,13 +215,13 @@ def add_checksum(message: Tensor, key: int) -> Tensor:
 
 
 def matches_checksum(message: Tensor, key: int) -> Tensor:
-    """Whether the checksum is that of the message."""
+    """Return whether the checksum of a message is right."""
     body, checksum = message[:-CHECKSUM_BYTES], message[-CHECKSUM_BYTES:].view(torch.int64)
     return kernels.on(message.device).checksum(body, key) == checksum[0]
 
 
 def add_checksum_to(payload: Tensor, key: int) -> Tensor:
-    """A message that holds these bytes, and their checksum behind them."""
+    """Return a message of these bytes and their checksum."""
     message = payload.new_zeros(bytes_with_checksum(payload.numel()))
     message[: payload.numel()] = payload
     return add_checksum(message, key)
@@ -229,8 +230,7 @@ def add_checksum_to(payload: Tensor, key: int) -> Tensor:
 def gather_checked(
     payload: Tensor, context: Context, rank: int, group: GroupName = "exchange"
 ) -> Routine[tuple[list[Tensor], Tensor]]:
-    """Return the bytes of all ranks, and the corruption code of the first message that is not
-    fine."""
+    """Return the bytes of all ranks, and the corruption code of the first corrupt message."""
     message = add_checksum_to(payload, context.key(rank))
     messages: Sequence[Tensor] = yield all_gather(message, group=group)
     matches = [matches_checksum(each, context.key(sender)) for sender, each in enumerate(messages)]
@@ -238,12 +238,12 @@ def gather_checked(
 
 
 def corruption_code(sender: int, reason: int) -> int:
-    """What is wrong with a message, and whose it is, as one number; `FINE` if nothing is."""
+    """Return the number for what is wrong with a rank's message; `FINE` means nothing is."""
     return sender * len(REASONS) + reason
 
 
 def local_corruption_code(sender: int, receiver: int) -> int:
-    """The same of a message between two ranks of one machine, for the machine's status."""
+    """Return the same for a message between two ranks of one machine."""
     return FINE - 1 - (receiver * _LOCAL_RANKS + sender)
 
 
@@ -251,29 +251,31 @@ _LOCAL_RANKS = 1 << 16  # more than any machine has
 
 
 def first_corruption(findings: Tensor) -> Tensor:
-    """The corruption code of the first message that is not fine; `findings` say whether each one
-    is, in every one of `REASONS`."""
+    """Return the corruption code of the first corrupt message.
+
+    `findings` says whether each message passes each check of `REASONS`.
+    """
     worst = findings.view(torch.uint8).view(-1).min(0)  # rank by rank, as the codes are
     return torch.where(worst.values == 0, worst.indices, FINE)
 
 
 def first_mismatch(matches: Tensor) -> Tensor:
-    """The corruption code of the first rank that has a checksum which does not match."""
+    """Return the corruption code of the first rank whose checksum does not match."""
     worst = matches.view(torch.uint8).min(0)
     return torch.where(worst.values == 0, worst.indices * len(REASONS) + CHECKSUM, FINE)
 
 
 def pack_status(corruption: Tensor, non_finite: Tensor, key: int) -> Tensor:
-    """What a rank found, as `STATUS_BYTES`: a corruption code, and a bad parameter."""
+    """Return a status of `STATUS_BYTES`: a corruption code, and the number of a bad parameter."""
     words = torch.stack([corruption, non_finite, corruption]).view(torch.uint8)
     return add_checksum(words, key)
 
 
-def check_statuses(statuses: Tensor, context: Context) -> dict[int, int]:
-    """Raise on all ranks if any found corruption; else the first bad parameter of each rank that
-    has one.
+def check_statuses(statuses: Tensor, context: Context, who: str = "rank") -> dict[int, int]:
+    """Return the first bad parameter of each rank that has one. Raise on all ranks if any rank
+    found a corrupt message.
 
-    Raises on this rank alone, which breaks the group, if a status arrived corrupt: this rank cannot
+    If a status itself arrived corrupt, only this rank raises, which breaks the group: it cannot
     know what the others decided.
     """
     where = f"at step {context.step}, bucket {context.bucket}"
@@ -282,39 +284,40 @@ def check_statuses(statuses: Tensor, context: Context) -> dict[int, int]:
         key = context.status.key(sender)
         if checksum != signed(checksum_int([corruption & _MASK, non_finite & _MASK], key)):
             raise ExchangeError(
-                f"the status of rank {sender} {where}: {REASONS[CHECKSUM]}, or the ranks are not "
+                f"the status of {who} {sender} {where}: {REASONS[CHECKSUM]}, or the ranks are not "
                 f"at the same step. The other ranks may have taken the step, so the group is "
                 f"broken: restart all ranks from a checkpoint"
             )
     bad = {rank: non_finite for rank, (_, non_finite, _) in enumerate(words) if non_finite != FINE}
     if bad:
-        return bad  # whose messages may well be called corrupt
+        return bad  # the messages of these ranks may count as corrupt as well
     for receiver, (corruption, _, _) in enumerate(words):
         if corruption != FINE:
             raise CorruptMessageError(
-                f"{_corruption_text(corruption, receiver, where)}. No rank took the step and no "
-                f"memory changed"
+                f"{_corruption_text(corruption, receiver, where, who)}. No rank took the step, "
+                f"and no residual changed"
             )
     return {}
 
 
-def _corruption_text(code: int, receiver: int, where: str) -> str:
-    """Say which message a code in the status of `receiver` means, and what is wrong with it."""
+def _corruption_text(code: int, receiver: int, where: str, who: str) -> str:
+    """Return which message a code in the status of `receiver` stands for, and what is wrong."""
     if code < FINE:
         local, sender = divmod(FINE - 1 - code, _LOCAL_RANKS)
         return (
-            f"the message of rank {sender} of node {receiver} that rank {local} of the same node "
-            f"received {where}: {REASONS[CHECKSUM]}"
+            f"the message of rank {sender} of machine {receiver} that rank {local} of the same "
+            f"machine received {where}: {REASONS[CHECKSUM]}"
         )
     sender, reason = divmod(code, len(REASONS))
-    return f"the message of rank {sender} that rank {receiver} received {where}: {REASONS[reason]}"
+    names = f"{who} {sender} that {who} {receiver}"
+    return f"the message of {names} received {where}: {REASONS[reason]}"
 
 
 _MASK = (1 << 64) - 1
 
 
 def fingerprint(*texts: str) -> int:
-    """64 bits that differ when any text does."""
+    """Return 64 bits that depend on the texts."""
     digest = hashlib.blake2b(digest_size=8)
     for text in texts:
         digest.update(text.encode())
@@ -323,5 +326,5 @@ def fingerprint(*texts: str) -> int:
 
 
 def layout_fingerprint(segments: Segments, dtype: torch.dtype) -> int:
-    """64 bits that differ when names, order, shapes or the residual's type do."""
+    """Return 64 bits that depend on names, order and shapes, and the residual's type."""
     return fingerprint(str(dtype), *(f"{s.name}:{s.shape}" for s in segments.params))

@@ -1,7 +1,7 @@
-"""Random numbers from a counter: the same on every device, and no generator to save or disturb.
+"""Random numbers from a counter: the same on every device, without a generator to save or disturb.
 
-A number is a hash of what it is for (seed, step, segment, rank), so any rank can compute any
-other rank's choices, and a resumed run draws what the uninterrupted one would have drawn.
+A number is a hash of its purpose (seed, step, segment, rank). Any rank can therefore compute any
+other rank's choices, and a resumed run draws the same numbers as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _MUL2 = 0x94D049BB133111EB
 
 
 def signed(word: int) -> int:
-    """The int64 with the same 64 bits."""
+    """Return the int64 with the same 64 bits."""
     word &= _MASK
     return word - (1 << 64) if word >> 63 else word
 
 
 def mix_int(word: int) -> int:
-    """One SplitMix64 step on a Python integer; the twin of `mix`."""
+    """Return one SplitMix64 step of a Python integer, equal to `mix`."""
     word = (word + _GAMMA) & _MASK
     word = ((word ^ (word >> 30)) * _MUL1) & _MASK
     word = ((word ^ (word >> 27)) * _MUL2) & _MASK
@@ -34,7 +34,7 @@ def mix_int(word: int) -> int:
 
 
 def mix(words: Tensor) -> Tensor:
-    """One SplitMix64 step on every int64 of a tensor (int64 arithmetic wraps around)."""
+    """Return one SplitMix64 step of every int64 of a tensor (int64 arithmetic wraps around)."""
     words = words + signed(_GAMMA)
     words = (words ^ ((words >> 30) & ((1 << 34) - 1))) * signed(_MUL1)
     words = (words ^ ((words >> 27) & ((1 << 37) - 1))) * signed(_MUL2)
@@ -42,7 +42,7 @@ def mix(words: Tensor) -> Tensor:
 
 
 def fold(*words: int) -> int:
-    """Several integers as one key, the order mattering."""
+    """Return one key for several integers, which depends on their order."""
     key = 0
     for word in words:
         key = join(key, word)
@@ -50,13 +50,13 @@ def fold(*words: int) -> int:
 
 
 def join(key: int, word: int) -> int:
-    """`fold` of one integer more."""
+    """Return the `fold` of the integers of `key` and one more."""
     return mix_int(key ^ (word & _MASK))
 
 
 @dataclass(frozen=True)
 class RandomKey:
-    """What the random choices of one rank in one step depend on."""
+    """The source of the random choices of one rank in one step."""
 
     seed: int
     step: int
@@ -68,29 +68,29 @@ class RandomKey:
 
 
 def checksum_int(words: Sequence[int], key: int) -> int:
-    """64 bits that change when any bit of the words or of the key does; the twin of `checksum`."""
+    """Return 64 bits that depend on every bit of the words and the key, equal to `checksum`."""
     total = sum(mix_int(w ^ (place * _GAMMA & _MASK)) for place, w in enumerate(words, start=1))
     return mix_int((total & _MASK) ^ mix_int(key & _MASK))
 
 
 def checksum(words: Tensor, key: int) -> Tensor:
-    """The same of an int64 tensor: words are hashed with their place, and the hashes added up."""
+    """Return the checksum of an int64 tensor: the sum of hashes of each word and its position."""
     places = torch.arange(1, words.numel() + 1, device=words.device) * signed(_GAMMA)
     return mix(mix(words ^ places).sum() ^ signed(mix_int(key & _MASK)))
 
 
 def name_key(name: str) -> int:
-    """A name as a signed 64-bit integer, the same in every process."""
+    """Return a signed 64-bit hash of a name, the same in every process."""
     return int.from_bytes(
         hashlib.blake2b(name.encode(), digest_size=8).digest(), "big", signed=True
     )
 
 
 def stream(names: Tensor, key: int) -> Tensor:
-    """One int64 per name, for the given key."""
+    """Return one int64 for each name, for the given key."""
     return mix(names ^ signed(key))
 
 
 def below(words: Tensor, bounds: Tensor) -> Tensor:
-    """Hashed words as integers in [0, bound); the bias is under bound / 2^63."""
+    """Return hashed words as integers in [0, bound), with a bias below bound / 2^63."""
     return (words & ((1 << 63) - 1)) % bounds

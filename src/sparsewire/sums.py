@@ -1,8 +1,8 @@
-"""Sums over all ranks, made in rank order, so that all ranks hold the same bits.
+"""Sums over all ranks in rank order, so that all ranks hold the same bits.
 
-Every rank adds up one share of the values and then gives the sum to all others. The bits do not
-depend on where a value lies in the message, as they do in a backend's ring all-reduce. Shares carry
-checksums. Large sums are cut into chunks, some of which travel while another is added up.
+Every rank sums one share of the values and then sends the result to all others. Unlike in a
+backend's ring all-reduce, the bits do not depend on the position of a value in the message. Shares
+have checksums. Large sums are divided into chunks, so that some are sent while another is summed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .message import (
 from .requests import GroupName, Request, Routine, Start, Wait, all_gather, all_to_all
 from .workspace import Workspace
 
-CHUNK = 1 << 21  # values: fewer keep more in the cache, and cost more for each round of messages
+CHUNK = 1 << 21  # values; smaller chunks fit into the cache, but need more messages
 IN_FLIGHT = 3  # requests of a sum that are under way at the same time
 Leg = Generator[Request, Any, None]  # one request, and what is done with the answer
 
@@ -42,7 +42,7 @@ class Total:
 
 
 def reduce_traffic(count: int, width: int, sum_width: int, world_size: int) -> int:
-    """Bytes each rank sends to have `count` values of `width` bytes added up everywhere."""
+    """Return the bytes that each rank sends to sum `count` values of `width` bytes."""
     shares = [share_size(chunk, world_size) for chunk in chunk_sizes(count)]
     return (world_size - 1) * sum(
         bytes_with_checksum(share * width) + bytes_with_checksum(share * sum_width)
@@ -51,7 +51,7 @@ def reduce_traffic(count: int, width: int, sum_width: int, world_size: int) -> i
 
 
 def chunk_sizes(count: int) -> list[int]:
-    """How `count` values are cut to be added up, so that some travel while others are worked on.
+    """Return the sizes of the chunks of a sum of `count` values.
 
     >>> chunk_sizes(5 * CHUNK // 2) == [CHUNK, CHUNK, CHUNK // 2]
     True
@@ -60,14 +60,14 @@ def chunk_sizes(count: int) -> list[int]:
 
 
 def share_size(count: int, world_size: int) -> int:
-    """How many values of a chunk each rank adds up: equal shares, the last one padded."""
+    """Return how many values of a chunk each rank sums: equal shares, the last one padded."""
     return -(-count // world_size)
 
 
 def ordered_sum(
     parts: Sequence[Tensor], dtype: torch.dtype, scale: float = 1.0, out: Tensor | None = None
 ) -> Tensor:
-    """The sum of scaled parts in rank order, which fixes its bits; scaled first, as DDP does."""
+    """Return the sum of scaled parts in rank order. They are scaled first, as DDP does."""
     total = torch.mul(parts[0].to(dtype), scale, out=out)
     for part in parts[1:]:
         total += part.to(dtype) * scale
@@ -87,8 +87,8 @@ def sum_over_ranks(
 ) -> Routine[Total]:
     """Return the sum of all ranks' values, each times `scale`, added in rank order in `dtype`.
 
-    `context` keys the checksums. The sum lies in `out`, which may be the values themselves, or else
-    in the workspace: use it before the next one.
+    `context` keys the checksums. The sum is written into `out`, which may be the values themselves,
+    or else into the workspace: use it before the next sum.
     """
     if world_size == 1:
         fine = torch.full((), FINE, device=values.device)
@@ -126,7 +126,7 @@ class _Summation:
         sizes = chunk_sizes(self.values.numel())
         parts, goals = torch.split(self.values, sizes), torch.split(self.total, sizes)
         slots = itertools.cycle(range(IN_FLIGHT))
-        # not chunk by chunk: two kinds of traffic at once get in each other's way
+        # not chunk by chunk: two kinds of traffic at the same time slow each other down
         legs = [
             *(self._add_up(chunk, part, next(slots)) for chunk, part in enumerate(parts)),
             *(self._spread(chunk, goal, next(slots)) for chunk, goal in enumerate(goals)),
@@ -134,7 +134,7 @@ class _Summation:
         yield from _overlap(legs, at_once=min(IN_FLIGHT, len(sizes)))
 
     def _add_up(self, chunk: int, part: Tensor, slot: int) -> Leg:
-        """Give every rank its share of a chunk, and add up this rank's."""
+        """Send every rank its share of a chunk, and sum this rank's share."""
         keys, share = self._keys(chunk), share_size(part.numel(), self.world_size)
         sent = self._rows(f"sent {slot}", share, part.dtype)
         for rank, (row, values) in enumerate(zip(sent, self._shares(part), strict=True)):
@@ -154,7 +154,7 @@ class _Summation:
         add_checksum(own, keys[self.rank])
 
     def _spread(self, chunk: int, goal: Tensor, slot: int) -> Leg:
-        """Give all ranks the sum of this rank's share of a chunk, and write theirs into `goal`."""
+        """Send all ranks the sum of this rank's share, and write theirs into `goal`."""
         share = share_size(goal.numel(), self.world_size)
         own = self._buffer(f"sum {chunk}", bytes_with_checksum(share * self.dtype.itemsize))
         rows = self._rows(f"received {slot}", share, self.dtype)
@@ -168,12 +168,12 @@ class _Summation:
         return [context.key(rank) for rank in range(self.world_size)]
 
     def _shares(self, chunk: Tensor) -> list[Tensor]:
-        """The values of a chunk that each rank adds up; the last ranks may have fewer, or none."""
+        """Return the values that each rank sums. The last ranks may have fewer, or none."""
         share = share_size(chunk.numel(), self.world_size)
         return [chunk[rank * share : (rank + 1) * share] for rank in range(self.world_size)]
 
     def _rows(self, name: str, share: int, dtype: torch.dtype) -> Tensor:
-        """Memory for one sealed share from or for every rank."""
+        """Return memory for one share with a checksum from or for every rank."""
         width = bytes_with_checksum(share * dtype.itemsize)
         return self._buffer(name, self.world_size * width).view(self.world_size, width)
 
@@ -181,7 +181,7 @@ class _Summation:
         return self.work.buffer(name, nbytes, self.values.device)
 
     def _are_sealed(self, rows: Sequence[Tensor], keys: Sequence[int]) -> Tensor:
-        """Whether each rank's share is as it was sent; this rank's own never left."""
+        """Return whether each rank's share is as it was sent; this rank's own was not sent."""
         own = torch.ones((), dtype=torch.bool, device=rows[0].device)
         return torch.stack(
             [
@@ -192,7 +192,8 @@ class _Summation:
 
 
 def _overlap(legs: Iterable[Leg], at_once: int) -> Routine[None]:
-    """Let some legs travel while another is worked on, in the same order on all ranks."""
+    """Run legs so that some are in transit while another is processed, in the same order on all
+    ranks."""
     under_way: deque[tuple[Leg, Any]] = deque()
     for leg in legs:
         under_way.append((leg, (yield Start(next(leg)))))

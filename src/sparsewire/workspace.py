@@ -1,4 +1,4 @@
-"""What a rank keeps from step to step besides its state; losing it changes no result."""
+"""Buffers and tables that a rank keeps from step to step for speed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ Made = TypeVar("Made")
 
 
 class Workspace:
-    """One rank's buffers by name, what kernels keep for the gradients that they work on, and what
-    it has compared with the others already.
+    """One rank's buffers by name, the tables of its kernels, and the headers compared so far.
 
-    To allocate buffers anew costs more than to send them over a fast link. Losing a workspace on
-    all ranks changes nothing. It is used by one thread at a time.
+    Allocating a buffer costs more than sending it over a fast link. Losing a workspace on all ranks
+    changes no result. Only one thread may use it at a time.
     """
 
     def __init__(self) -> None:
@@ -25,7 +24,7 @@ class Workspace:
         self._kept: dict[tuple[int, Hashable], tuple[object, Any]] = {}  # beside its owner
 
     def buffer(self, name: str, nbytes: int, device: torch.device) -> Tensor:
-        """Return `nbytes` of uninitialised memory, the same as last time if there is enough."""
+        """Return `nbytes` of uninitialised memory, the same as last time if it is large enough."""
         held = self.buffers.get((name, device))
         if held is None or held.numel() < nbytes:
             held = torch.empty(nbytes, dtype=torch.uint8, device=device)
@@ -33,11 +32,11 @@ class Workspace:
         return held[:nbytes]
 
     def clear(self) -> None:
-        """Let go of all buffers, because something that was broken off may still write there."""
+        """Drop all buffers, because an interrupted operation may still write into them."""
         self.buffers.clear()
 
     def kept(self, owner: object, key: Hashable, make: Callable[[], Made]) -> Made:
-        """Return what `make` returned when it was first needed for this very owner and key."""
+        """Return the result of `make`, which is called once for this owner and key."""
         place = id(owner), key
         if place not in self._kept:
             self._kept[place] = owner, make()  # the owner too, so that nobody else gets its id
@@ -45,9 +44,9 @@ class Workspace:
         return made
 
     def forget(self) -> None:
-        """Let go of all that is kept, because some of the owners are needed no longer."""
+        """Drop everything that is kept, because some of the owners are no longer needed."""
         self._kept.clear()
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy only knows what was compared: buffers are no two's, and owners will be others."""
+        """A copy knows only which headers were compared. It shares no buffers and no tables."""
         return {"buffers": {}, "met": set(self.met), "_kept": {}}

@@ -79,7 +79,7 @@ def test_when() -> None:
     assert [step for step in range(31) if Audit(10).is_due(step)] == [10, 20, 30]
     assert not any(Audit(None).is_due(step) for step in range(31))
     for wrong in (0, -1, 1.5, True, "often"):
-        with pytest.raises(sw.errors.AttachError, match="audit_every is a number of steps"):
+        with pytest.raises(sw.errors.AttachError, match="audit_every must be a number of steps"):
             Audit(wrong)  # type: ignore[arg-type]
 
 

@@ -68,7 +68,7 @@ def test_complex_parameters_are_refused_by_name() -> None:
     net = nn.Module()
     net.phase = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
     with pytest.raises(
-        sw.errors.AttachError, match=r"phase is torch\.complex64; only real floating"
+        sw.errors.AttachError, match=r"phase is torch\.complex64, and only real floating"
     ):
         named_parameters(net)
 
@@ -77,7 +77,7 @@ def test_complex_parameters_are_refused_by_name() -> None:
 def test_sparse_embeddings_are_refused_by_name(kind: type[nn.Embedding]) -> None:
     net = nn.Sequential(nn.Linear(2, 2), kind(5, 2, sparse=True))
     with pytest.raises(
-        sw.errors.AttachError, match=r"1 is an embedding .* build it with sparse=False"
+        sw.errors.AttachError, match=r"1 is an embedding .* Build it with sparse=False"
     ):
         named_parameters(net)
     assert named_parameters(nn.Sequential(kind(5, 2)))

@@ -588,8 +588,8 @@ def test_one_grad_scaler_of_two_models(first: int) -> None:
     [
         ({"optimizer": None}, "with a list if several step the model"),
         ({"optimizer": []}, "an empty list. Pass the optimizers"),
-        ({"optimizer": torch.optim.SGD}, r"optimizer is a torch optimizer such as .*not <class"),
-        ({"optimizer": [3]}, "optimizer is a torch optimizer such as .*not 3"),
+        ({"optimizer": torch.optim.SGD}, r"optimizer must be a torch optimizer such as .*not <class"),
+        ({"optimizer": [3]}, "optimizer must be a torch optimizer such as .*not 3"),
         ({"optimizer": sgd([nn.Parameter(torch.zeros(1))])}, "none of this model's parameters"),
         ({"every": 0}, "every must be a whole number of at least 1, not 0"),
         ({"every": 1.5}, "every must be a whole number of at least 1, not 1.5"),
@@ -601,10 +601,10 @@ def test_one_grad_scaler_of_two_models(first: int) -> None:
         ({"step_ahead": math.nan}, "step_ahead must be from 0 to 1, or 'auto', not nan"),
         ({"step_ahead": True}, "step_ahead must be from 0 to 1, or 'auto', not True"),
         ({"step_ahead": "max"}, "step_ahead must be from 0 to 1, or 'auto', not 'max'"),
-        ({"outer": "SGD"}, r"outer is an optimizer over the model's parameters.*not 'SGD'"),
+        ({"outer": "SGD"}, r"outer must be an optimizer over the model's parameters.*not 'SGD'"),
         ({"outer": sgd([nn.Parameter(torch.zeros(1))])}, "outer does not step token, which trains"),
-        ({"on_nonfinite": "ignore"}, "on_nonfinite is 'raise' or 'skip', not 'ignore'"),
-        ({"scaler": True}, "scaler is the GradScaler of the training loop, not True"),
+        ({"on_nonfinite": "ignore"}, "on_nonfinite must be 'raise' or 'skip', not 'ignore'"),
+        ({"scaler": True}, "scaler must be the GradScaler of the training loop, not True"),
         ({"timeout": 0}, "timeout is a number of seconds above 0"),
         ({"communicate": "weights"}, "communicate must be 'gradients' or 'updates', not 'weights'"),
         ({"follow_lr": True}, "follow_lr is an option for communicate='gradients'"),
@@ -612,7 +612,7 @@ def test_one_grad_scaler_of_two_models(first: int) -> None:
             {"communicate": "gradients", "every": 2},
             "every is an option for communicate='updates', and this model exchanges gradients",
         ),
-        ({"communicate": "gradients"}, r"this Net holds none: wrap it as DDP\(model\) first"),
+        ({"communicate": "gradients"}, r"this Net holds none. Wrap it as DDP\(model\) first"),
         (
             {"communicate": "gradients", "optimizer": []},
             "takes one optimizer, not a list. .*or exchange updates",
@@ -654,7 +654,7 @@ def test_other_refusals() -> None:
         sw.attach([net], SPARSE, optimizer=optimizer)
     narrow = make_net(dtype=torch.bfloat16)
     outer = sgd(narrow.parameters())
-    with pytest.raises(sw.errors.AttachError, match="keep the weights in float32 and compute"):
+    with pytest.raises(sw.errors.AttachError, match="Keep the weights in float32 and compute"):
         sw.attach(narrow, SPARSE, optimizer=sgd(narrow.parameters()), outer=outer)
 
 

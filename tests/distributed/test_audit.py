@@ -124,7 +124,7 @@ def test_ranks_out_of_step_where_an_audit_is_due(
 ) -> None:
     """They are told by the headers, at once, and not by the deadline."""
     options = {"communicate": communicate, "timeout": 10.0, **more}
-    who = "rank 1 of node 0" if more else "rank 1 of 4"
+    who = "rank 1 of machine 0" if more else "rank 1 of 4"
     for first, second in four.run(_out_of_step, options):
         assert f"{who} disagrees with the others" in first
         assert "disagree" in second

@@ -135,7 +135,7 @@ def _check(two: Cluster, scheme: str, sender: int, leg: str, arrival: int = BUCK
     assert [outcome.flips for outcome in outcomes] == [sender, 1 - sender]
     for outcome, expected in zip(outcomes, undamaged, strict=True):
         for text in (outcome.message, str(outcome.error)):
-            for word in (*words, f"at step {STEP}, bucket {BUCKET}", "no memory changed"):
+            for word in (*words, f"at step {STEP}, bucket {BUCKET}", "no residual changed"):
                 assert word in text
         assert type(outcome.error) is sw.errors.CorruptMessageError
         assert outcome.memory_unchanged

@@ -150,7 +150,7 @@ def _poisoned(on_nonfinite: str) -> tuple[str, list[int], torch.Tensor]:
 def test_nan_on_one_rank_stops_all_four(four: Cluster) -> None:
     for found, counts, _ in four.run(_poisoned, "raise"):
         assert "NonFiniteError" in found
-        assert "node 1 in" in found
+        assert "machine 1 in" in found
         assert counts == [2, 1, 2]
 
 
@@ -202,7 +202,7 @@ def test_nodes_that_make_no_sense_are_refused(
 @pytest.mark.parametrize("dtype", [torch.int32, torch.bool, "bfloat16"])
 def test_nodes_add_up_real_numbers_only(four: Cluster, dtype: object) -> None:
     for said in four.run(_refused_dtype, dtype):
-        assert "intra_node_dtype is a floating-point type" in said
+        assert "intra_node_dtype must be a floating-point type" in said
 
 
 def _refused_dtype(dtype: Any) -> str:
@@ -265,7 +265,7 @@ def _flip_inside(what: str) -> tuple[str, Any]:
 def test_what_arrives_corrupt_inside_a_machine_stops_all_four(four: Cluster, what: str) -> None:
     """The mean that a leader hands on, and both legs of the sum."""
     first, *others = four.run(_flip_inside, what)
-    assert first[0].startswith("CorruptMessageError: the message of rank 0 of node 1 that rank 1")
+    assert first[0].startswith("CorruptMessageError: the message of rank 0 of machine 1 that rank 1")
     for told, weights in others:
         assert told == first[0]
         assert torch.equal(weights, first[1])
@@ -286,13 +286,13 @@ def _out_of_step(odd: int) -> tuple[tuple[str, float], str]:
     return ended, again
 
 
-@pytest.mark.parametrize(("odd", "words"), [(2, "rank 1 of node 1"), (3, "rank 1 of node 1")])
+@pytest.mark.parametrize(("odd", "words"), [(2, "rank 1 of machine 1"), (3, "rank 1 of machine 1")])
 def test_a_rank_out_of_step_with_its_machine_is_told_to_all_four(
     four: Cluster, odd: int, words: str
 ) -> None:
     """Of two ranks that differ, the one that does not lead is the odd one."""
     for (told, took), again in four.run(_out_of_step, odd):
-        assert told.startswith(f"DisagreementError: {words} disagrees with the others of its node")
+        assert told.startswith(f"DisagreementError: {words} disagrees with the others of its machine")
         assert took < patience(10)
         assert again == ""
 

@@ -1,7 +1,7 @@
-"""Whether all ranks still hold the same weights, which they compare every so many steps.
+"""Compare the weights of all ranks every so many steps.
 
-DDP and an exchange only keep ranks together that take the same steps. One rank that steps its
-optimizer under `no_sync`, or calls `backward` once more than the others, drifts away unseen.
+DDP and an exchange keep ranks together only if all of them take the same steps. A rank that steps
+its optimizer under `no_sync`, or calls `backward` once more than the others, drifts away unnoticed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ _SCHEME = fingerprint("audit")  # in the place of a scheme's
 
 
 class Audit:
-    """What one rank compares with the others.
+    """One rank's part in the comparisons.
 
     Arguments:
-        every: steps between two comparisons; None for none.
-        optimizer_steps: taken on this rank so far; stays 0 where no optimizer is known.
+        every: The number of steps between two comparisons; None for none.
+
+    Attributes:
+        optimizer_steps: How often this rank's optimizer has stepped; 0 if it is not known.
     """
 
     def __init__(self, every: int | None) -> None:
@@ -34,20 +36,20 @@ class Audit:
             isinstance(every, bool) or not isinstance(every, int) or every < 1
         ):
             raise AttachError(
-                f"audit_every is a number of steps of at least 1, or None for no audit, "
+                f"audit_every must be a number of steps of at least 1, or None for no audit, "
                 f"not {every!r}"
             )
         self.every = every
         self.optimizer_steps = 0
 
     def is_due(self, step: int) -> bool:
-        """Whether weights are compared in this step, which has not changed them yet."""
+        """Return whether weights are compared in this step, before it changes them."""
         return self.every is not None and step > 0 and step % self.every == 0
 
     def compare(self, weights: Mapping[str, Tensor], step: int, rank: int) -> Routine[None]:
-        """Compare with all other ranks; every one of them raises if any differs.
+        """Compare the weights of all ranks. All of them raise if any differs.
 
-        It comes after the statuses of the step, which say that all ranks are at this step.
+        Call it after the statuses of the step, which show that all ranks are at this step.
         """
         digests = torch.stack([checksum(weight) for weight in weights.values()]).cpu()
         steps = torch.tensor([self.optimizer_steps])
@@ -57,8 +59,8 @@ class Audit:
         if int(corruption) != FINE:
             raise ExchangeError(
                 f"the audit of rank {int(corruption) // len(REASONS)} before step {step} arrived "
-                f"corrupt. The other ranks may have gone on, so the group is broken: restart all "
-                f"ranks from a checkpoint"
+                f"corrupt. The other ranks may have continued, so the group is broken: restart "
+                f"all ranks from a checkpoint"
             )
         counts, *rows = zip(*(a.cpu().view(torch.int64).tolist() for a in answers), strict=True)
         odd = {name: _odd(row) for name, row in zip(weights, rows, strict=True)}
@@ -74,15 +76,15 @@ class Audit:
             taken = ", ".join(map(str, counts))
             found += f"; the optimizer has taken {taken} steps on ranks 0, 1, …"
         raise DisagreementError(
-            f"ranks do not hold the same weights before step {step}: {found}. Some ranks alone "
-            f"stepped an optimizer, called backward once more, or changed or loaded the model: "
-            f"restart all of them from one checkpoint. If their hardware rounds differently, pass "
-            f"audit_every=None"
+            f"ranks do not hold the same weights before step {step}: {found}. Some ranks stepped "
+            f"an optimizer, called backward, or changed or loaded the model, and the others did "
+            f"not: restart all of them from one checkpoint. If their hardware rounds differently, "
+            f"pass audit_every=None"
         )
 
 
 def _odd(row: Sequence[int]) -> list[int]:
-    """The ranks that differ from most others; all of them if there is no majority."""
+    """Return the ranks that differ from the majority; all ranks if there is none."""
     (usual, count), *_ = Counter(row).most_common(1)
     if 2 * count <= len(row):
         return [] if count == len(row) else list(range(len(row)))

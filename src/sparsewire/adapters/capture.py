@@ -1,4 +1,4 @@
-"""CUDA graphs: work that is the same at every step, recorded once and launched as one."""
+"""CUDA graphs: record work that is the same at every step, and launch it as one."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ EAGER = 2  # calls before the capture, in which kernels are compiled and tables 
 
 
 def new_stream(device: torch.device) -> torch.cuda.Stream:
-    """A stream beside those there are."""
+    """Return a new stream."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class Captured:
-    """A function that always works on the same tensors: called twice, then captured and replayed.
+    """A function on fixed tensors that is called twice, then captured and replayed.
 
-    What it does must not depend on numbers that the host knows and changes. On a CPU, and where it
-    cannot be captured, it is called every time, which is slower and does the same.
+    Its work must not depend on numbers that change on the host. On a CPU, and if it cannot be
+    captured, it is called every time, with the same result.
     """
 
     def __init__(self, function: Callable[[], object], device: torch.device) -> None:
@@ -33,7 +33,7 @@ class Captured:
 
     @property
     def is_captured(self) -> bool:
-        """Whether calls are replays by now."""
+        """Whether calls are replays."""
         return self._graph is not None
 
     def __call__(self) -> None:
@@ -46,7 +46,7 @@ class Captured:
             self._capture()
 
     def _call(self) -> None:
-        """Call it, on CUDA on the stream on which it will be captured, as torch asks for."""
+        """Call the function; on CUDA on a side stream, as torch requires before a capture."""
         with self._aside():
             self._function()
 
@@ -65,7 +65,7 @@ class Captured:
 
     @contextlib.contextmanager
     def _aside(self) -> Iterator[torch.cuda.Stream | None]:
-        """On CUDA a stream that is not the default one: the current one, or one beside it."""
+        """Switch to a stream that is not the default one, on CUDA."""
         if self._device.type != "cuda":
             yield None
             return

@@ -209,7 +209,7 @@ class Pipeline:
             self.dropped = True
         else:
             raise NonFiniteError(
-                f"{found}. No rank took the step and no memory changed. If you train with a "
+                f"{found}. No rank took the step, and no residual changed. If you train with a "
                 f"GradScaler, pass it: attach(…, scaler=scaler); to leave such steps out, pass "
                 f"on_nonfinite='skip'"
             )

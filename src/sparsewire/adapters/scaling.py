@@ -1,8 +1,7 @@
-"""Keeping the memory in the unit of the gradients that are added to it.
+"""Rescale the residual when the learning rate or the loss scale changes.
 
-A learning-rate drop and a GradScaler's new scale both change what one unit of gradient is worth.
-What is remembered from before is multiplied so that it still means the same. Where updates are
-exchanged, a GradScaler is only watched.
+Both change what one unit of gradient means. The residual is multiplied so that it keeps its
+meaning. In an exchange of updates a GradScaler is only watched.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ..state import StateStore
 
 
 class Scaling:
-    """Follows an optimizer's learning rates and a GradScaler's scale, where they are given."""
+    """Follows an optimizer's learning rates and a GradScaler's scale, if they are given."""
 
     def __init__(
         self,
@@ -34,7 +33,7 @@ class Scaling:
         self._scale: float | None = None
 
     def follow(self, store: StateStore) -> None:
-        """Called before each step's deposit."""
+        """Rescale the state, before each step adds a gradient to it."""
         if self._optimizer is not None:
             store.follow_lr(self._rate_changes(self._optimizer))
         if self.scaler is not None:
@@ -44,7 +43,7 @@ class Scaling:
             self._scale = scale
 
     def _rate_changes(self, optimizer: torch.optim.Optimizer) -> dict[str, float]:
-        """Old rate over new for every parameter whose rate changed; a rate of 0 is passed over."""
+        """Return old rate / new rate of every parameter whose rate changed. 0 is ignored."""
         changes = {}
         for group in optimizer.param_groups:
             rate = float(group["lr"])
@@ -59,12 +58,12 @@ class Scaling:
         return changes
 
     def state(self) -> dict[str, Any]:
-        """Rates and scale that the memory is in."""
+        """Return the learning rates and the loss scale of the residual."""
         return {"rates": dict(self._rates), "scale": self._scale}
 
     @staticmethod
     def check(state: Any) -> None:
-        """Refuse what `state` cannot have returned."""
+        """Raise unless this can be a result of `state`."""
         fine = (
             isinstance(state, Mapping)
             and isinstance(state.get("rates"), Mapping)
@@ -74,23 +73,23 @@ class Scaling:
         )
         if not fine:
             raise StateError(
-                "the saved state's learning rates or loss scale are not positive, finite numbers: "
-                "pass what state_dict() returned, unchanged"
+                "the saved state's learning rates or loss scale are not positive, finite numbers. "
+                "Pass what state_dict() returned, unchanged"
             )
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` returned."""
+        """Load a result of `state`."""
         self._rates = dict(state["rates"])
         self._scale = state["scale"]
 
 
 def _is_unit(value: Any) -> bool:
-    """Whether a memory can be in this unit, and be brought to another one."""
+    """Return whether a residual can have this scale and be rescaled to another one."""
     return isinstance(value, float) and sys.float_info.min <= value < math.inf
 
 
 class WatchedScaler:
-    """Tells who asks whether a GradScaler's `step` called the optimizer's."""
+    """Watches whether a GradScaler's `step` calls the optimizer's."""
 
     def __init__(self, scaler: torch.amp.GradScaler, tell: Any) -> None:
         self._scaler, self._tell = scaler, tell

@@ -1,4 +1,4 @@
-"""Module hooks through which everybody but the training itself sees the shared weights."""
+"""Module hooks that show the shared weights to evaluation and state dicts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from torch import Tensor, nn
 
 
 class Shown:
-    """Keeps a model's forward in `eval()` mode, its state dicts and its loading on shared weights.
+    """Lets a forward pass in `eval()` mode, state dicts and loading use the shared weights.
 
     Arguments:
-        module: the model.
-        parameters: those that train, by name.
-        show: called with True to let the parameters hold shared weights, with False for live ones.
-        adopt: called with the names of parameters that were loaded.
+        module: The model.
+        parameters: The trained parameters by name.
+        show: Called with True to write shared weights into the parameters, with False for live
+            ones.
+        adopt: Called with the names of parameters that were loaded.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Shown:
         self._show(True)
 
     def _copy(self, module: nn.Module, state: dict[str, Any], prefix: str) -> None:
-        """Copy what is about to change back; a model's state dict is otherwise an alias of it."""
+        """Copy the entries: a state dict holds the parameters, which will change back."""
         for name, parameter in module.named_parameters(recurse=False):
             if id(parameter) in self._names and isinstance(state.get(prefix + name), Tensor):
                 state[prefix + name] = state[prefix + name].detach().clone()
@@ -64,5 +65,5 @@ class Shown:
             hook.remove()
 
     def __deepcopy__(self, memo: object) -> Shown:
-        """A copy of the model has these hooks as well, and nothing to show."""
+        """A copy of the model has copies of these hooks, which do nothing."""
         return Shown(nn.Module(), {}, lambda shared: None, lambda names: None)

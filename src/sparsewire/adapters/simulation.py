@@ -1,8 +1,8 @@
-"""W workers on one device, fast enough to train with: gradients and memories in flat tensors.
+"""Any number of workers on one device, fast enough to train: gradients and state in flat tensors.
 
-The numbers are those of `simulate`. Nothing waits for the device between steps, and on CUDA the
-exchange of all workers is one captured launch. That is why this works on `Exchange` and not on
-`Session`: a session compares status at the end of every step, which waits for the device.
+The results are those of `simulate`. Nothing waits for the device between steps, and on CUDA the
+exchange of all workers is one captured launch. It therefore uses `Exchange` and not `Session`,
+which compares statuses at the end of every step and waits for the device.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ALIGNED = 64  # values: where a worker's gradient begins
 
 @dataclass(frozen=True)
 class Flaw:
-    """Something wrong at a step; `is_non_finite` if numbers were not finite, else it is a bug."""
+    """A problem at a step: numbers that are not finite (`is_non_finite`), or else a bug."""
 
     step: int
     what: str
@@ -52,8 +52,9 @@ class Flaw:
 class Simulation:
     """The exchange of W workers that share one model.
 
-    Fill `gradients`, one flat tensor a worker, cut as `segments` says; `exchange` leaves the mean
-    in the first of them. `sent` and `received` are the bytes of one worker in one step, on average.
+    Fill `gradients`, one flat tensor for each worker in the order of `segments`. `exchange` writes
+    the mean into the first of them. `sent` and `received` are the bytes of one worker and step, on
+    average.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Simulation:
 
     @property
     def flaw(self) -> Flaw | None:
-        """What was first found wrong; asking waits for the device."""
+        """The first problem, or None. Reading it waits for the device."""
         step, corruption, non_finite = self._found.tolist()
         if non_finite != FINE:
             return Flaw(step, f"NaN or infinity in {self.segments.params[non_finite].name}", True)
@@ -103,11 +104,11 @@ class Simulation:
 
     @property
     def is_captured(self) -> bool:
-        """Whether an exchange is one launch by now."""
+        """Whether an exchange is one captured launch."""
         return self._phase is not None and self._phase.is_captured
 
     def residual(self, rank: int) -> Tensor:
-        """What a worker has not sent yet; zeros if nothing is kept."""
+        """Return a worker's residual; zeros without a memory."""
         size = self.segments.size
         kept = self._pages[self.step % 2][rank].get(RESIDUAL)
         if kept is None or RESIDUAL not in self._kept:
@@ -115,7 +116,7 @@ class Simulation:
         return kept[:size]
 
     def scale(self, factor: float) -> None:
-        """Multiply what is kept back, for another learning rate: by the old over the new."""
+        """Multiply the residuals, after a change of the learning rate, by old rate / new rate."""
         for page in self._pages[self.step % 2]:
             for key in self._follows_lr:
                 page[key].mul_(factor)
@@ -167,7 +168,7 @@ class _Phase:
         return self.scheme.selector.coordinates(self._segments, draw, whole._device, work)
 
     def _meet(self) -> None:
-        """Exchange; what was found wrong is noted on the device."""
+        """Exchange, and note problems on the device."""
         all_counters = [Counters() for _ in self._work]
         runs = self._runs(all_counters)
         memory = self.scheme.memory
@@ -225,7 +226,7 @@ def _agree(found: Finding, rank: int) -> Routine[None]:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class _Drawn(Selector):
-    """Another selector's choice, drawn ahead into tensors that stay where they are."""
+    """Another selector, whose coordinates are drawn in advance into fixed tensors."""
 
     selector: Selector
     drawn: Sequence[Tensor]  # one for all ranks if they share it, else one for each

@@ -1,13 +1,13 @@
-"""Exchanging updates: what a rank's own optimizer did to the weights in the last H steps.
+"""Exchange updates: the changes that a rank's optimizer made to the weights in the last H steps.
 
     update = start − live             what the optimizer subtracted since the round began
-    e ← e + update, send C(e)         by any scheme, as a gradient would be
-    x ← x − mean(sent)                on all ranks alike
+    e ← e + update, send C(e)         with any scheme, as for a gradient
+    x ← x − mean(sent)                the same on all ranks
     e ← e − sent
     live ← x − λ·e                    the next round begins
 
-`Updates` is one rank's part in that. It knows no group: drivers carry its requests. One round is
-one step of the session, so that errors, headers and counters count rounds.
+`Updates` is one rank's part in that. It does not depend on a group: drivers carry its requests. A
+round is a step of the session, so errors, headers and counters count rounds.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Updates:
     """One rank's updates, round by round.
 
     Arguments:
-        session: what this rank keeps.
-        parameters: those that train, by name.
-        step_ahead: λ; 'auto' measures which share of the residual the ranks have in common.
-        outer: an optimizer over the same parameters, which gets the mean update as gradient.
-        buffers: tensors of which all ranks take rank 0's at the end of every round.
-        is_delayed: the next round begins before this one's exchange has ended.
-        audit: compares the shared weights with those of other ranks.
+        session: This rank's state.
+        parameters: The trained parameters by name.
+        step_ahead: λ; 'auto' measures the share of the residual that ranks have in common.
+        outer: An optimizer over the same parameters that gets the mean update as its gradient.
+        buffers: Tensors that all ranks take from rank 0 at the end of every round.
+        is_delayed: If True, the next round begins before this one's exchange has ended.
+        audit: Compares the shared weights with those of other ranks.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Updates:
 
     @property
     def residual(self) -> Tensor | None:
-        """What this rank has not sent yet, as one flat tensor; None if it keeps nothing."""
+        """This rank's residual as one flat tensor; None without a memory."""
         return self.session.residual(self._unit)
 
     @property
@@ -114,8 +114,8 @@ class Updates:
     def exchange(self) -> Routine[tuple[NonFinite | None, float]]:
         """Replace the update by the mean of all ranks' updates, and end the transaction.
 
-        Returns what was not finite, in which case no rank's update counts, and λ from now on.
-        A corrupt message raises on all ranks, and the update stays in the residual.
+        Returns what was not finite, or None, and the new λ. If anything was not finite, no rank's
+        update counts. A corrupt message raises on all ranks, and the update stays in the residual.
         """
         transaction, unit = self._transaction, self._unit
         assert transaction is not None
@@ -144,14 +144,14 @@ class Updates:
         return found, ahead
 
     def apply(self, found: NonFinite | None, ahead: float) -> None:
-        """Move the shared weights by what `exchange` found, and take rank 0's buffers."""
+        """Apply the mean update to the shared weights, and take rank 0's buffers."""
         self._take_buffers()
         if found is None:
             self.weights.apply(self.mean, self._outer)
         self.ahead = ahead
 
     def begin(self) -> None:
-        """Begin a round at the shared weights, ahead by a share of the residual."""
+        """Begin a round at x − λ·e."""
         self.weights.begin(self._unit.flat, self.residual, self.ahead)
 
     def begin_early(self) -> None:
@@ -161,7 +161,7 @@ class Updates:
     # -- how far ahead ---------------------------------------------------------------------------
 
     def _is_due(self) -> bool:
-        """Whether this round compares residuals: every `PERIOD` rounds, more often at first."""
+        """Return whether to compare residuals: every `PERIOD` rounds, more often at first."""
         number = self.session.steps
         early = 0 < number < PERIOD and number & (number - 1) == 0
         return self.is_measured and (early or (number > 0 and number % PERIOD == 0))
@@ -191,12 +191,12 @@ class Updates:
         return sum(buffer.nbytes for buffer in self._buffers)
 
     def _pack_buffers(self) -> None:
-        """Copy the buffers as they are now: forward may change them during the exchange."""
+        """Copy the buffers now, since forward may change them during the exchange."""
         if self._buffers:
             self.packed = torch.cat([_bytes_of(buffer) for buffer in self._buffers])
 
     def _take_buffers(self) -> None:
-        """Take the buffers that rank 0 sent. Its own may have moved on meanwhile, and stay."""
+        """Take the buffers that rank 0 sent. Rank 0 keeps its own, which may be newer."""
         packed, self.packed = self.packed, None
         if packed is None or (self.session.topology.rank == 0 and self.session.topology.leads):
             return

@@ -1,9 +1,9 @@
-"""A model's weights twice: as all ranks share them, and as this rank trains with them.
+"""The two sets of weights of a model: those that all ranks share, and those that a rank trains.
 
 The shared weights x are equal on all ranks to the last bit. A round begins at the live weights
-θ = x − λ·e: with `step_ahead` λ the rank computes its gradients where the shared weights would be
-if nothing of its residual e were late. The optimizer then moves θ, and what it did to them is the
-rank's update.
+θ = x − λ·e, where e is the rank's residual: with `step_ahead` λ a rank computes its gradients
+closer to where the shared weights will be once the residuals are applied. The optimizer then
+changes θ, and that change is the rank's update.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ class Weights:
     """The shared weights of a model, beside its parameters, which hold the live ones.
 
     Arguments:
-        parameters: those that train, by name.
-        keeps_start: where a round began is kept, because it cannot be worked out at its end.
+        parameters: The trained parameters by name.
+        keeps_start: If True, keep the weights at which a round began, because they cannot be
+            computed at its end.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], keeps_start: bool = False) -> None:
@@ -41,7 +42,7 @@ class Weights:
         self._start = torch.empty_like(self.shared) if keeps_start else None
 
     def lay_out(self, segments: Segments) -> None:
-        """Order the shared weights as an exchange orders its flat tensor."""
+        """Put the shared weights into the order of an exchange's flat tensor."""
         if segments.params == self._params:
             return
         before = [self.values(flat) for flat in self._flats] if self._params else []
@@ -57,7 +58,7 @@ class Weights:
         return [self.shared] if self._start is None else [self.shared, self._start]
 
     def values(self, flat: Tensor) -> dict[str, Tensor]:
-        """Return a flat tensor of this layout by name, in the parameters' shapes."""
+        """Return views of a flat tensor by parameter name, in the parameters' shapes."""
         return {p.name: flat[p.start : p.stop].view(p.shape) for p in self._params}
 
     def _pairs(self, flat: Tensor) -> tuple[list[Tensor], list[Tensor]]:
@@ -85,7 +86,7 @@ class Weights:
             torch.sub(view, late, alpha=ahead, out=each)
 
     def begin_early(self, update: Tensor, residual: Tensor | None, ahead: float) -> None:
-        """Begin a round while `update` is still to be exchanged, as if none of it were sent."""
+        """Begin a round before `update` is exchanged, as if none of it were sent."""
         assert self._start is not None
         start = self._write_start(self._start, residual, ahead)
         if ahead:
@@ -97,7 +98,7 @@ class Weights:
         torch._foreach_copy_(live, views)
 
     def _write_start(self, into: Tensor, residual: Tensor | None, ahead: float) -> Tensor:
-        """Write x − λ·e, as the parameters can hold it: the same operations give the same bits."""
+        """Write x − λ·e in the precision of the parameters, with the same bits every time."""
         if ahead and residual is not None:
             torch.sub(self.shared, residual, alpha=ahead, out=into)
         else:
@@ -105,13 +106,13 @@ class Weights:
         return self._narrow(into)
 
     def _narrow(self, start: Tensor) -> Tensor:
-        """Round to the types that the parameters have."""
+        """Round to the types of the parameters."""
         for name, view in self.values(start).items() if self.is_narrow else ():
             view.copy_(view.to(self.parameters[name].dtype))
         return start
 
     def collect(self, update: Tensor, residual: Tensor | None, ahead: float) -> None:
-        """Write what the optimizer subtracted from the live weights since the round began."""
+        """Write the update: what the optimizer subtracted since the round began."""
         if self._start is None:
             self._write_start(update, residual, ahead)
         else:
@@ -120,7 +121,7 @@ class Weights:
         torch._foreach_sub_(views, live)
 
     def apply(self, mean: Tensor, outer: torch.optim.Optimizer | None) -> None:
-        """Move the shared weights: by the mean update, or as an outer optimizer does with it."""
+        """Subtract the mean update from the shared weights, or let an outer optimizer apply it."""
         if outer is None:
             self.shared.sub_(mean)
             return
@@ -140,7 +141,7 @@ class Weights:
     # -- who looks sees the shared weights -------------------------------------------------------
 
     def show_shared(self, keeps_live: bool) -> None:
-        """Let the parameters hold x. `keeps_live`: θ cannot be worked out again."""
+        """Write x into the parameters. With `keeps_live`, keep θ, which cannot be recomputed."""
         if self.shows_shared:
             return
         views, live = self._pairs(self.shared)
@@ -149,7 +150,7 @@ class Weights:
         self.shows_shared = True
 
     def show_live(self, scratch: Tensor, residual: Tensor | None, ahead: float) -> None:
-        """Let the parameters hold θ again."""
+        """Write θ into the parameters again."""
         if not self.shows_shared:
             return
         self.shows_shared = False
@@ -161,9 +162,9 @@ class Weights:
         self._aside = None
 
     def adopt(self, names: Iterable[str], keeps_live: bool) -> None:
-        """Take what these parameters hold as their shared weights, as after loading a model.
+        """Use the values of these parameters as their shared weights, after a model was loaded.
 
-        The round begins anew there, unless the live weights are kept.
+        The round begins again there, unless the live weights are kept.
         """
         views = self.values(self.shared)
         for name in names:
@@ -176,7 +177,7 @@ class Weights:
     # -- checkpoints -----------------------------------------------------------------------------
 
     def save(self, keeps_live: bool) -> dict[str, dict[str, Tensor]]:
-        """Return what a model's own state does not say: x if that is wider, θ, where it began."""
+        """Return what the model's own state lacks: x if it is wider, θ, and the round's start."""
         saved = {}
         if self.is_narrow:
             saved["shared"] = self.shared
@@ -191,26 +192,26 @@ class Weights:
         return kept
 
     def load(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Take over what `save` returned, except the live weights."""
+        """Load a result of `save`, except the live weights."""
         for kind, flat in (("shared", self.shared), ("start", self._start)):
             if kind in saved and flat is not None:
                 for name, view in self.values(flat).items():
                     view.copy_(saved[kind][name])
 
     def load_live(self, live: Mapping[str, Tensor]) -> None:
-        """Go on in the middle of a round, with these live weights."""
+        """Resume in the middle of a round, with these live weights."""
         for name, parameter in self.parameters.items():
             parameter.detach().copy_(live[name])
         self.shows_shared, self._aside = False, None
 
 
 def check_outer(outer: object, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Refuse an outer optimizer that does not step all of the model, or cannot do so exactly."""
+    """Raise unless an outer optimizer steps all of the model, and can do so exactly."""
     if outer is None:
         return
     if not isinstance(outer, torch.optim.Optimizer):
         raise AttachError(
-            f"outer is an optimizer over the model's parameters, such as "
+            f"outer must be an optimizer over the model's parameters, such as "
             f"torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True), "
             f"not {' '.join(f'{outer!r:.60}'.split())}"
         )
@@ -218,13 +219,13 @@ def check_outer(outer: object, parameters: Mapping[str, nn.Parameter]) -> None:
     missing = [name for name, p in parameters.items() if id(p) not in stepped]
     if missing:
         raise AttachError(
-            f"outer does not step {missing[0]}, which trains: build it over all parameters of the "
+            f"outer does not step {missing[0]}, which trains. Build it over all parameters of the "
             f"model"
         )
     if any(p.dtype in (torch.bfloat16, torch.float16) for p in parameters.values()):
         raise AttachError(
             "outer works on the parameters themselves, and 16-bit ones would round the shared "
-            "weights in every round: keep the weights in float32 and compute under autocast"
+            "weights in every round. Keep the weights in float32 and compute under autocast"
         )
 
 
