@@ -7,14 +7,19 @@ python -m tests.chaos --seed 1 --only 17       # one trial alone
 from __future__ import annotations
 
 import argparse
+import shutil
 import signal
 import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from ..patience import stretch
 from . import report
 from .crew import Crew, Result
-from .trials import Trial, draw
+from .trials import draw
 
 
 def _arguments() -> argparse.Namespace:
@@ -22,6 +27,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--faults", type=int, default=200, help="how many")
     parser.add_argument("--seed", type=int, default=1, help="what they are drawn from")
     parser.add_argument("--only", type=int, nargs="+", help="the numbers of single trials")
+    parser.add_argument("--jobs", type=int, default=1, help="how many at the same time")
     parser.add_argument("--keep", action="store_true", help="leave what the ranks wrote")
     parser.add_argument("--out", type=Path, help="where chaos.json and chaos.md go")
     return parser.parse_args()
@@ -40,17 +46,43 @@ def _line(result: Result) -> str:
     )
 
 
+def _play_all(numbers: Sequence[int], seed: int, jobs: int, keep: bool) -> list[Result]:
+    """Play trials, so many at the same time, and tell of each when it is over."""
+    folder = Path(tempfile.mkdtemp(prefix="sparsewire-chaos-"))
+    mine, crews, results = threading.local(), list[Crew](), []
+
+    def play(number: int) -> Result:
+        if not hasattr(mine, "crew"):
+            mine.crew = Crew(folder, keep)
+            crews.append(mine.crew)
+        return mine.crew.play(draw(seed, number, stretch()))
+
+    try:
+        with ThreadPoolExecutor(jobs) as pool:
+            try:
+                for each in as_completed([pool.submit(play, number) for number in numbers]):
+                    results.append(each.result())
+                    print(_line(results[-1]), flush=True)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+            finally:
+                for crew in crews:
+                    crew.close()
+    finally:
+        if keep:
+            print(f"what the ranks wrote is in {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    return sorted(results, key=lambda each: each.trial.number)
+
+
 def main() -> int:
     """Play, and return the exit code."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave by cleaning up
     options = _arguments()
     numbers = options.only or range(options.faults)
-    results = []
-    with Crew(options.keep) as crew:
-        for number in numbers:
-            trial: Trial = draw(options.seed, number, stretch())
-            results.append(crew.play(trial))
-            print(_line(results[-1]), flush=True)
+    results = _play_all(numbers, options.seed, options.jobs, options.keep)
     print(report.markdown(report.summary(results)))
     if options.out is not None:
         report.write(results, options.out)

@@ -58,12 +58,13 @@ class Crew:
     """Plays trials; a context.
 
     Arguments:
-        keep: leave what the ranks wrote.
+        folder: where ranks write.
+        keep: leave what they wrote.
     """
 
-    def __init__(self, keep: bool = False) -> None:
+    def __init__(self, folder: Path, keep: bool = False) -> None:
         self._keep = keep
-        self._folder = Path(tempfile.mkdtemp(prefix="sparsewire-chaos-"))
+        self._folder = Path(tempfile.mkdtemp(dir=folder))
         self._zygote: Zygote | None = None
         self._references: dict[tuple[str, int], list[str]] = {}
         self._count = 0
@@ -77,10 +78,12 @@ class Crew:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all processes, and remove what they wrote."""
         self._drop_zygote()
-        if self._keep:
-            print(f"what the ranks wrote is in {self._folder}")
-        else:
+        if not self._keep:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _drop_zygote(self) -> None:

@@ -356,18 +356,20 @@ class Pause(Fault):
 
 
 class StoreKilled(Fault):
-    name = "kill -9 of the store's process"
-    promise = "all ranks raise and say that the store is out of reach, and end"
+    name = "kill -9 of the store's process, then of a rank"
+    promise = "all others raise, say that the store is out of reach, and end"
     host = "agent"
 
     def play(self, scene: Scene) -> None:
         trial = scene.trial
-        everyone = list(range(trial.world))
         with scene.stage() as stage:
             stage.begin()
             scene.must(stage.reach(trial.victim), "the fault could not be done")
-            began = stage.strike_agent(signal.SIGKILL)
-            scene.check_errors(stage, everyone, began, SOON, "the store is out of reach")
+            stage.strike_agent(signal.SIGKILL)
+            time.sleep(trial.choice % 1500 / 1000)
+            began = stage.strike(trial.victim, signal.SIGKILL)
+            names = "the store is out of reach"
+            scene.check_errors(stage, trial.others, began, SOON, names)
             scene.check_bits(stage)
 
 

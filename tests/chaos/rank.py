@@ -64,7 +64,7 @@ class UserError(Exception):
     """An exception of the user's own."""
 
 
-class _Identity:
+class Identity:
     """What a checkpoint must have in common with the run that resumes it."""
 
     def __init__(self, form: str) -> None:
@@ -362,7 +362,7 @@ class Rank:
         files: dict[str, str] = {}
         for key in keys:
             files |= json.loads(self.store.get(key))
-        plan = cast(Any, _Identity(self.trial.form))
+        plan = cast(Any, Identity(self.trial.form))
         checkpoint.complete(self.disk, saved, files, plan, self.trial.world)
         self._unsettled.remove(saved)
         self.diary("saved", n=saved)

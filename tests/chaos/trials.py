@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 DEADLINE = 4.0  # seconds, in trials that wait for it
+MOST = 2.5  # times as long at most, if the machine is busy
 AMPLE = 60.0  # seconds, in trials where no rank may wait for the deadline
 
 
@@ -128,5 +129,5 @@ def draw(seed: int, number: int, stretch: float = 1.0) -> Trial:
         delay=chance.random() * 0.04,
         ending="raise" if chance.random() < 0.5 else "exit",
         choice=chance.randrange(1 << 30),
-        timeout=(DEADLINE if fault.waits else AMPLE) * stretch,
+        timeout=DEADLINE * min(stretch, MOST) if fault.waits else AMPLE * stretch,
     )

@@ -10,6 +10,7 @@ processes goes out likewise. A forked process runs `tests.chaos.rank` and ends a
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import os
 import select
@@ -29,7 +30,7 @@ def _check(result: int) -> None:
         raise OSError(code, os.strerror(code))
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Have the kernel end this process with its parent."""
     _check(ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL))
     if os.getppid() != parent:
@@ -66,7 +67,7 @@ def _serve() -> dict[str, Any]:
             me, task = os.getpid(), json.loads(line)
             pid = os.fork()
             if pid == 0:
-                _die_with(me)
+                die_with(me)
                 return dict(task)
             _say(started=pid)
         _reap()
@@ -84,7 +85,7 @@ def _reap() -> None:
 
 
 def main() -> None:
-    _die_with(os.getppid())
+    die_with(os.getppid())
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if len(sys.argv) == 3:
         _mount(*sys.argv[1:])
@@ -101,6 +102,7 @@ def main() -> None:
     for target in (1, 2):
         os.dup2(output, target)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    faulthandler.enable()  # says what all threads do in a crash
     if task["namespace"]:
         _enter(task["namespace"])
     rank.main(task)
