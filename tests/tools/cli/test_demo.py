@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -50,12 +49,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[BenchTrain]:
         taken.append(options)
         return RACE
 
-    def publish(options: BenchTrain, race: Race, views: Any, shown: Sequence[Any]) -> None:
+    def write(race: Race, options: BenchTrain, told: Sequence[object]) -> None:
         assert race is RACE
-        print(*shown[1:], sep="\n")
+        print(*told[1:], sep="\n")
 
     monkeypatch.setattr(home, "run", run)
-    monkeypatch.setattr(home, "publish", publish)
+    monkeypatch.setattr(home, "write", write)
     return taken
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ..bench import page, picture, table
@@ -24,8 +25,9 @@ from ..tasks import workloads
 from ..tasks.workloads import WorkloadError
 from . import progress, site
 from .errors import USAGE, CommandError
-from .measuring import Session, arguments, name_contenders, prepare, publish
+from .measuring import Session, arguments, name_contenders, prepare
 from .options import BenchScale, BenchStep
+from .publish import publish
 from .records import Record
 
 
@@ -51,8 +53,13 @@ def step(options: BenchStep) -> int:
         for run, headline in zip(runs, headlines(results), strict=True)
         for one in (*table.build(results, run), headline, *remarks(run), "")
     ]
-    report = f"report: {options.out / 'report.html'}"
-    publish(options, results, ("step", picture, page), [*told, report])
+    told.append(f"report: {options.out / 'report.html'}")
+
+    def write(out: Path) -> None:
+        picture.save(results, out / "step.png", out / "step.svg")
+        page.save(results, out / "report.html")
+
+    publish(options.out, results.to_dict(), write, told, options.json)
     return 0
 
 

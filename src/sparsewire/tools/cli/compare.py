@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import signal
-from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE
-from rich.console import Console
 from rich.table import Table
 
 from sparsewire.report import human_bytes, plural
 
 from . import plot
-from .errors import USAGE, CommandError, explain_os_error
+from .errors import USAGE, CommandError
 from .options import Compare
 from .plan import check
+from .publish import make_folder, publish
 from .recorder import Recorder, Result
 from .records import SCHEMA, versions
 from .train import plans, run, under_torchrun
@@ -37,7 +35,7 @@ def compare(options: Compare) -> int:
     if under_torchrun():
         raise CommandError("compare starts its own workers: run it without torchrun", USAGE)
     made = plans(options, options.schemes, options.workers)
-    _make_folder(options.out)
+    make_folder(options.out)
     record = Recorder(options.out / "metrics.jsonl", append=False, quiet=options.quiet)
     with record:
         stopped_by = run(made, options, record)
@@ -53,13 +51,6 @@ def compare(options: Compare) -> int:
     return 0
 
 
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise explain_os_error(error, "write results to") from None
-
-
 def _save(options: Compare, results: list[Result]) -> None:
     """Write results.json and the plot, and print the table or the JSON."""
     content: dict[str, Any] = {
@@ -69,18 +60,13 @@ def _save(options: Compare, results: list[Result]) -> None:
         "results": [{**result.summary, "test_accuracies": result.accuracies} for result in results],
     }
     picture = options.out / "comparison.png"
-    text = json.dumps(content, indent=2)
-    try:
-        (options.out / "results.json").write_text(text + "\n", encoding="utf-8")
-        plot.save(results, picture, options.rate)
-    except OSError as error:
-        raise explain_os_error(error, "write results to") from None
-    if options.json:
-        print(text)
-        return
-    console = Console()
-    console.print(_table(results, options.rate))
-    console.print(f"plot: {picture}", highlight=False)
+    publish(
+        options.out,
+        content,
+        lambda out: plot.save(results, picture, options.rate),
+        [_table(results, options.rate), f"plot: {picture}"],
+        options.json,
+    )
 
 
 def _table(results: list[Result], rate: str | None) -> Table:

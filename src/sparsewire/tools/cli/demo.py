@@ -7,12 +7,11 @@ from dataclasses import replace
 
 from sparsewire.report import human_bytes
 
-from ..bench.race import page, picture, table
+from ..bench.race import table
 from ..bench.race.results import Race, headline
 from ..lab import obstacle
-from .measuring import publish
 from .options import BenchTrain, Demo
-from .race import run
+from .race import run, write
 
 _DIGITS = BenchTrain(
     model="mnist",
@@ -57,8 +56,7 @@ def demo(options: Demo) -> int:
     )
     race = run(asked, "sparsewire demo")
     ending = [f"picture: {options.out / 'train.png'}", f"report: {options.out / 'report.html'}"]
-    told = [table.build(race), conclusion(race), *ending, _NEXT]
-    publish(asked, race, ("train", picture, page), told)
+    write(race, asked, [table.build(race), conclusion(race), *ending, _NEXT])
     return 0
 
 

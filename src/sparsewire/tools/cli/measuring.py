@@ -1,26 +1,23 @@
-"""What the commands under `sparsewire bench` share: checks, one measurement, and its results."""
+"""What the commands under `sparsewire bench` share: checks, and one measurement."""
 
 from __future__ import annotations
 
-import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import ModuleType
 from typing import Any
-
-from rich.console import Console
 
 from ..bench import contenders
 from ..bench.contenders import COMPUTE
-from ..bench.results import dumps, place_in_words
+from ..bench.results import place_in_words
 from ..lab import Lab, Link
-from .errors import USAGE, CommandError, explain_os_error
+from .errors import USAGE, CommandError
 from .launcher import WorkerError, launch
 from .options import BenchScale, BenchStep, BenchTrain
 from .progress import Progress
+from .publish import make_folder
 from .records import Record
 from .site import Site, check_lab
 
@@ -31,12 +28,7 @@ def prepare(options: BenchStep | BenchTrain | BenchScale) -> None:
     """See that there is a place to measure and a folder for results, before either is needed."""
     if not options.loopback:
         check_lab("add --loopback to measure without a network of its own")
-    try:
-        options.out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=options.out):
-            pass
-    except OSError as error:
-        raise explain_os_error(error, "write results to") from None
+    make_folder(options.out)
 
 
 def name_contenders(peers: Sequence[str], schemes: Sequence[str]) -> list[str]:
@@ -143,33 +135,3 @@ class Session(ABC):
     def patience(self) -> float:
         """For how many seconds the workers may be silent."""
         return self._timeout if self.at_work else max(_STARTING, self._timeout)
-
-
-def publish(
-    options: BenchStep | BenchTrain | BenchScale,
-    results: Any,
-    views: tuple[str, ModuleType, ModuleType],
-    shown: Sequence[object],
-) -> None:
-    """Write all files, and print the tables and sentences, or the JSON.
-
-    Args:
-        views: the pictures' name, what draws them, and what writes the report.
-    """
-    out, content = options.out, dumps(results.to_dict())
-    name, picture, page = views
-    try:
-        (out / "results.json").write_text(content, encoding="utf-8")
-        picture.save(results, out / f"{name}.png", out / f"{name}.svg")
-        page.save(results, out / "report.html")
-    except OSError as error:
-        raise explain_os_error(error, "write results to") from None
-    if options.json:
-        print(content, end="")
-        return
-    console = Console()
-    for one in shown:
-        if isinstance(one, str):
-            console.print(one, markup=False, highlight=False, soft_wrap=True)
-        else:
-            console.print(one)

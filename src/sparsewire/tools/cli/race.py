@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from sparsewire.report import plural
@@ -17,21 +19,18 @@ from ..bench.setting import Setting
 from ..tasks import mnist, text
 from . import progress, site
 from .errors import USAGE, CommandError
-from .measuring import Session, arguments, name_contenders, prepare, publish
+from .measuring import Session, arguments, name_contenders, prepare
 from .options import BenchTrain
+from .publish import publish
 from .records import Record
 
 
 def train(options: BenchTrain) -> int:
     """Race to the target, print the table and write everything else."""
     race = run(options, "sparsewire bench train")
-    told = [
-        table.build(race),
-        headline(race),
-        *remarks(race),
-        f"report: {options.out / 'report.html'}",
-    ]
-    publish(options, race, ("train", picture, page), told)
+    told = [table.build(race), headline(race), *remarks(race)]
+    told.append(f"report: {options.out / 'report.html'}")
+    write(race, options, told)
     return 0
 
 
@@ -48,6 +47,16 @@ def run(options: BenchTrain, command: str) -> Race:
         site.choose(options.hosts, rate, options.loopback) as place,
     ):
         return _Session(plan, shown, options.debug).run(place, rate, setting)
+
+
+def write(race: Race, options: BenchTrain, told: Sequence[object]) -> None:
+    """Write all files, and print what is to be told, or the JSON."""
+
+    def files(out: Path) -> None:
+        picture.save(race, out / "train.png", out / "train.svg")
+        page.save(race, out / "report.html")
+
+    publish(options.out, race.to_dict(), files, told, options.json)
 
 
 def _plan(options: BenchTrain) -> Plan:

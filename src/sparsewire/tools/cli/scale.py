@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from ..bench.contenders import COMPUTE
 from ..bench.plan import interleave
@@ -14,8 +15,9 @@ from ..lab import Loopback
 from . import progress, site
 from .bench import StepSession, check_model, plan_of
 from .errors import USAGE, CommandError
-from .measuring import arguments, name_contenders, prepare, publish
+from .measuring import arguments, name_contenders, prepare
 from .options import BenchScale
+from .publish import publish
 
 
 def scale(options: BenchScale) -> int:
@@ -29,9 +31,9 @@ def scale(options: BenchScale) -> int:
     setting = Setting.here(arguments("sparsewire bench scale", options))
     sizes = []
     with progress.choose(options.quiet) as shown:
-        with Loopback(1) as place:  # one host that has the machine for itself
+        with Loopback(1) as single:  # one host that has the machine for itself
             session = StepSession(alone_plan, [COMPUTE], shown, options.debug)
-            alone = session.run(place, None).floor.median
+            alone = session.run(single, None).floor.median
         for number in hosts:
             with site.choose(number, rate, options.loopback) as place:
                 session = StepSession(plan, names, shown, options.debug)
@@ -41,13 +43,14 @@ def scale(options: BenchScale) -> int:
     found = Scale(setting, model, alone, options.most, session.buckets, tuple(sizes))
     if not found.names:
         raise CommandError(f"nothing could be measured: {run.failed[0].failed}")
-    told = [
-        *table.build(found),
-        headline(found),
-        *remarks(found),
-        f"report: {options.out / 'report.html'}",
-    ]
-    publish(options, found, ("scale", picture, page), told)
+    told = [*table.build(found), headline(found), *remarks(found)]
+    told.append(f"report: {options.out / 'report.html'}")
+
+    def write(out: Path) -> None:
+        picture.save(found, out / "scale.png", out / "scale.svg")
+        page.save(found, out / "report.html")
+
+    publish(options.out, found.to_dict(), write, told, options.json)
     return 0
 
 

@@ -23,7 +23,7 @@ from .options import Train, Training
 from .plan import Plan, check, make
 from .recorder import Recorder, cost
 from .records import Emit, Record, encode
-from .trainee import take_part
+from .train_rank import take_part
 from .worker import leave_at_once
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -22,7 +22,7 @@ RECORDS_FD = "SPARSEWIRE_RECORDS_FD"
 def train(orders: Any, emit: Emit) -> None:
     """Train several plans in turn."""
     from .plan import Plan
-    from .trainee import take_part
+    from .train_rank import take_part
 
     take_part([Plan.from_dict(fields) for fields in orders], emit)
 
@@ -30,7 +30,7 @@ def train(orders: Any, emit: Emit) -> None:
 def race(orders: Any, emit: Emit) -> None:
     """Train to a target with one contender after the other."""
     from ..bench.race.plan import Plan
-    from .racer import run
+    from .race_rank import run
 
     run(Plan.from_dict(orders), emit)
 

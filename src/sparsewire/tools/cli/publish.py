@@ -1,0 +1,53 @@
+"""Where the results of a command go: into the folder of --out, and to the terminal."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ..bench.results import dumps
+from .errors import explain_os_error
+
+
+def make_folder(folder: Path) -> None:
+    """Have a folder for results, before anything is measured in vain."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise explain_os_error(error, "write results to") from None
+
+
+def publish(
+    folder: Path,
+    content: dict[str, Any],
+    write: Callable[[Path], None],
+    shown: Sequence[object],
+    as_json: bool,
+) -> None:
+    """Write all files, and print tables and sentences, or the JSON.
+
+    Args:
+        content: what results.json holds.
+        write: writes all other files into the folder.
+    """
+    text = dumps(content)
+    try:
+        (folder / "results.json").write_text(text, encoding="utf-8")
+        write(folder)
+    except OSError as error:
+        raise explain_os_error(error, "write results to") from None
+    if as_json:
+        print(text, end="")
+        return
+    console = Console()
+    for one in shown:
+        if isinstance(one, str):
+            console.print(one, markup=False, highlight=False, soft_wrap=True)
+        else:
+            console.print(one)
