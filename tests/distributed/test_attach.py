@@ -215,7 +215,7 @@ def test_what_cannot_work_is_refused_with_a_remedy(two: Cluster) -> None:
         "timeout": "above 0",
         "class": "torch.optim.SGD(model.parameters(), lr=0.1)",
         "parameters": "torch.optim.SGD(model.parameters(), lr=0.1)",
-        "another": "pass the one that steps it",
+        "another": "Pass the one that steps this model",
         "scaler": "the GradScaler of the training loop",
     }
     assert found.keys() == remedies.keys()

@@ -181,7 +181,7 @@ def test_ranks_that_share_a_machine(four: Cluster) -> None:
     assert _alike([ends[0][:64] for ends in results])
     results = four.run(_nan, "raise", {"intra_node": 2})
     for message, unchanged, _ in results:
-        assert "node 1 in 2.weight" in message
+        assert "machine 1 in 2.weight" in message
         assert unchanged
     assert _alike([end for _, _, end in results])
 

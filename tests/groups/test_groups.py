@@ -77,7 +77,7 @@ def test_several_requests_can_be_under_way() -> None:
 
 @pytest.mark.parametrize("size", [0, -1])
 def test_simulated_group_needs_workers(size: int) -> None:
-    with pytest.raises(sw.errors.SchemeError, match="use at least 1"):
+    with pytest.raises(sw.errors.SchemeError, match="at least 1 rank"):
         sw.groups.SimulatedGroup(size)
 
 

@@ -187,7 +187,7 @@ class _Named(Sized):
 
 @dataclass(frozen=True, repr=False)
 class LeaderTopK(_Named):
-    """Select the coordinates that are `TopK` on one rank, the leader, which changes at every step.
+    """Select the top-k coordinates of one rank, the leader, which changes at every step.
 
     At step t, rank t mod W is the leader. It broadcasts the indices of its largest magnitudes,
     encoded by the scheme's index codec, and `AllReduce` sums the values of all ranks there. The
