@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from sparsewire.tools.cli import main
+from sparsewire.tools.cli.options import COMMANDS, BenchStep, BenchTrain, Lab, Train
+from sparsewire.tools.cli.parse import parse
 from sparsewire.tools.cli.site import cores
 
 from .conftest import environment, run, sentence
@@ -44,6 +48,50 @@ def test_help_of_every_command_has_examples(capsys: pytest.CaptureFixture[str]) 
             main([command, "--help"])
         assert not ended.value.code
         assert f"  sparsewire {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_every_option_and_fits_the_terminal(
+    name: str, columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with pytest.raises(SystemExit):
+        main([*name.split(), "--help"])
+    shown = capsys.readouterr().out
+    text, _, examples = shown.partition("examples:")
+    for field in fields(COMMANDS[name]):
+        if "option" in field.metadata:
+            word = field.name.replace("_", "-")
+            positional = field.metadata["option"].positional
+            flag = word.upper() if positional else f"--{'no-' * (field.default is True)}{word}"
+            assert re.search(rf"^  {flag}\b", text, re.MULTILINE), flag
+    assert max(map(len, text.splitlines())) <= columns
+    assert f"sparsewire {name}" in examples
+
+
+def test_help_says_what_happens_without_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--workers N Local processes to start." in shown
+    assert "Learning rate. (default: 0.2 for sgd, 0.02 for adagrad)" in shown
+    assert "Widths of the hidden layers. (default: 256 256)" in shown
+    assert "None" not in shown
+    assert shown.index("--checkpoint-every") < shown.index("--workers") < shown.index("--json")
+
+
+def test_values_have_the_types_of_their_fields() -> None:
+    asked = parse(["train", "mnist", "--hidden", "8", "4", "--lr", "1e-2", "--metrics", "m.jsonl"])
+    assert asked == Train(task="mnist", hidden=(8, 4), lr=0.01, metrics=Path("m.jsonl"))
+    assert parse(["train", "mnist", "--hidden"]) == Train(task="mnist", hidden=())
+    assert parse(["lab"]) == Lab()
+    words = ["lab", "--rate", "1gbit", "--rate=0=1mbit", "--no-check", "--", "a", "--debug", "--"]
+    assert parse(words) == Lab(
+        rate=("1gbit", "0=1mbit"), check=False, command=("a", "--debug", "--")
+    )
+    assert parse(["bench", "step", "--rate", "none", "1gbit"]) == BenchStep(rates=("none", "1gbit"))
+    assert parse(["bench", "train", "--optimizer", "adamw"]) == BenchTrain(optimizer="adamw")
 
 
 def test_missing_extra() -> None:
