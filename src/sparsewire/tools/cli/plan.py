@@ -6,7 +6,7 @@ the checkpoints record it.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,33 +16,17 @@ from .options import Train, Training
 from .site import check_hosts, read_rate
 
 _RATES = {"sgd": 0.2, "adagrad": 0.02}
-# What may differ between a run and the one that goes on from its checkpoint: how long it
-# trains and where things lie, but nothing that changes what a step does.
-_FREE_ON_RESUME = {
-    "epochs",
-    "data",
-    "timeout",
-    "rate",
-    "checkpoint",
-    "checkpoint_every",
-    "resume",
-}
+# What decides what a step does: a checkpoint is of use only to a run that has the same.
+_OF_STEPS = ("scheme", "batch_size", "lr", "momentum", "optimizer", "hidden", "seed", "limit")
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, kw_only=True)
+class Plan(Recipe):
     """One training run, the same for every rank."""
 
+    model: str = "mnist"
     scheme: str
     epochs: int
-    batch_size: int
-    lr: float
-    momentum: float
-    optimizer: str
-    hidden: tuple[int, ...]
-    seed: int
-    limit: int | None
-    data: str
     timeout: float
     rate: str | None = None
     checkpoint: str | None = None
@@ -54,50 +38,24 @@ class Plan:
         """The plan that `asdict` and JSON made `fields` from."""
         return cls(**{**fields, "hidden": tuple(fields["hidden"])})
 
-    def recipe(self) -> Recipe:
-        """How its network is trained."""
-        return Recipe(
-            model="mnist",
-            hidden=self.hidden,
-            seed=self.seed,
-            data=self.data,
-            batch_size=self.batch_size,
-            optimizer=self.optimizer,
-            lr=self.lr,
-            momentum=self.momentum,
-            limit=self.limit,
-        )
-
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint must share with this run to be of use, as JSON would hold it."""
-        kept = {name: value for name, value in asdict(self).items() if name not in _FREE_ON_RESUME}
-        return {**kept, "hidden": list(self.hidden)}
+        """What a checkpoint must share with this run, as JSON would hold it."""
+        return {**{name: getattr(self, name) for name in _OF_STEPS}, "hidden": list(self.hidden)}
 
 
 def make(options: Training, scheme: str, data: Path) -> Plan:
     """The plan for one canonical `scheme` text under `options`."""
-    plan = Plan(
-        scheme=scheme,
-        epochs=options.epochs,
-        batch_size=options.batch_size,
-        lr=_RATES[options.optimizer] if options.lr is None else options.lr,
-        momentum=options.momentum if options.optimizer == "sgd" else 0.0,
-        optimizer=options.optimizer,
-        hidden=options.hidden,
-        seed=options.seed,
-        limit=options.limit,
-        data=str(data.resolve()),
-        timeout=options.timeout,
-        rate=options.rate,
-    )
-    if not isinstance(options, Train):
-        return plan
+    known = {field.name for field in fields(Plan)}
+    given = {name: value for name, value in vars(options).items() if name in known}
+    checkpoint = given.get("checkpoint")
     return Plan(
         **{
-            **asdict(plan),
-            "checkpoint": str(options.checkpoint.resolve()) if options.checkpoint else None,
-            "checkpoint_every": options.checkpoint_every,
-            "resume": options.resume,
+            **given,
+            "scheme": scheme,
+            "lr": _RATES[options.optimizer] if options.lr is None else options.lr,
+            "momentum": options.momentum if options.optimizer == "sgd" else 0.0,
+            "data": str(data.resolve()),
+            "checkpoint": checkpoint and str(checkpoint.resolve()),
         }
     )
 

@@ -36,7 +36,7 @@ def take_part(plans: Sequence[Plan], emit: Emit) -> bool:
     """
     group = Group(plans[0].timeout)
     stop = StopSign(group)
-    task = training.make(plans[0].recipe(), group.rank, group.workers)
+    task = training.make(plans[0], group.rank, group.workers)
     for number, plan in enumerate(plans, start=1):
         loop = Loop(task, plan.scheme, group, plan.timeout)
         run = _Run(plan, loop, task, group, stop, number, emit)
