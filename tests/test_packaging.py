@@ -241,6 +241,8 @@ def test_the_wheel_holds_the_library_and_its_tools_alone(packages: Sequence[Path
     assert {top for top in tops if not top.endswith(".dist-info")} == {"sparsewire"}
     folders = {name.split("/")[1] for name in names if name.startswith("sparsewire/")}
     assert "tools" in folders
+    home = "sparsewire/tools/bench/report/templates/"
+    assert {f"{home}page.html", f"{home}style.css", f"{home}report.js"} <= set(names)
     assert not folders & {"papers", "tests", "benchmarks"}
 
 

@@ -12,7 +12,7 @@ import pytest
 from sparsewire.counters import STAGES
 from sparsewire.tools.bench.results import Contender, Results, Run, Sample
 from sparsewire.tools.bench.setting import Setting
-from sparsewire.tools.bench.stopwatch import PARTS
+from sparsewire.tools.bench.step.stopwatch import PARTS
 from sparsewire.tools.lab import Link
 
 SOURCE = Path(__file__).parents[3] / "src"
@@ -58,18 +58,24 @@ def contender(name: str, *seconds: float, failed: str | None = None) -> Contende
         busy = {**dict.fromkeys(STAGES, 0.0), "exchange": total}
         hidden = {**dict.fromkeys(STAGES, 0.0), "exchange": 0.5 * total}
         samples.append(Sample(number, total, (total, total), parts, busy, hidden, 1000.0, 1100.0))
-    return Contender(name, tuple(samples), failed)
+    return Contender(name, tuple(samples), failed=failed)
 
 
-def run(*contenders: Contender, rate: int | None = 10**9) -> Run:
+def run(*contenders: Contender, rate: int | None = 10**9, hosts: int = 2) -> Run:
     """A network with links that hold what they promise."""
     links = tuple(Link(host, rate, 0.98 * (rate or 1e10), 0.97 * (rate or 1e10)) for host in (0, 1))
-    return Run("lab", rate, links, contenders)
+    return Run(hosts, "lab", rate, links, contenders)
 
 
 def results(*runs: Run, name: str = "resnet18") -> Results:
     """A measurement of two hosts."""
-    setting = Setting(
+    model = {"name": name, "parameters": 11_000_000, "tensors": 62, "examples": 16}
+    return Results("step", setting(name), model, runs)
+
+
+def setting(name: str = "resnet18") -> Setting:
+    """Where and with what something was measured."""
+    return Setting(
         created="2020-02-02T20:20:20+00:00",
         machine={"cpu": "a <fast> one", "cores": 2, "memory": 2**33, "system": "Linux"},
         versions={"sparsewire": "0.1", "torch": "2.9", "python": "3.12"},
@@ -81,8 +87,6 @@ def results(*runs: Run, name: str = "resnet18") -> Results:
             "out": "runs & more",
         },
     )
-    model = {"name": name, "parameters": 11_000_000, "tensors": 62, "examples": 16}
-    return Results(setting, model, 2, runs)
 
 
 @pytest.fixture

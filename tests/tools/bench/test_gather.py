@@ -10,8 +10,8 @@ import pytest
 import torch.distributed as dist
 
 import sparsewire as sw
-from sparsewire.tools.bench.rank import _collect, _Course, _Sample
-from sparsewire.tools.bench.stopwatch import Step
+from sparsewire.tools.bench.step.rank import _collect, _Course, _Sample
+from sparsewire.tools.bench.step.stopwatch import Step
 
 
 @pytest.fixture

@@ -1,22 +1,30 @@
-"""What follows from samples, and that JSON, table, picture and page all say it."""
+"""What follows from samples, and that JSON, tables and pictures all say it."""
 
 from __future__ import annotations
 
 import io
 import json
-import re
 import xml.etree.ElementTree as ElementTree
-from html.parser import HTMLParser
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 import sparsewire as sw
-from sparsewire.tools.bench import contenders, page, picture, table
-from sparsewire.tools.bench.plan import Plan, interleave
-from sparsewire.tools.bench.results import Results, ResultsError, headlines, remarks
+from sparsewire.tools.bench import contenders, kinds
+from sparsewire.tools.bench.results import Results, ResultsError, dumps
+from sparsewire.tools.bench.scale.view import Scale
 from sparsewire.tools.bench.setting import Setting
+from sparsewire.tools.bench.step import columns, report
+from sparsewire.tools.bench.step.findings import headlines, remarks
+from sparsewire.tools.bench.step.plan import Plan, interleave
+from sparsewire.tools.bench.step.stopwatch import PARTS
+from sparsewire.tools.bench.table import Column
+from sparsewire.tools.bench.train import columns as training
+from sparsewire.tools.bench.train.columns import Race
+from sparsewire.tools.bench.train.goals import GOALS
 
 from .conftest import contender, results, run
 
@@ -88,7 +96,7 @@ def test_command_line_knows_the_peers() -> None:
 def test_median_quartiles_and_parts() -> None:
     one = contender("TopK(0.01)", 1.0, 2.0, 3.0, 4.0, 90.0)
     assert one.median == 3.0
-    assert one.quartiles == (2.0, 4.0)
+    assert (one.timing.low, one.timing.high) == (2.0, 4.0)
     assert sum(one.parts.values()) == pytest.approx(one.median)
     assert one.parts["exchange"] == pytest.approx(1.5)
     assert one.hidden == pytest.approx(0.5)
@@ -97,9 +105,9 @@ def test_median_quartiles_and_parts() -> None:
 
 def test_results_survive_json(measured: Results, tmp_path: Path) -> None:
     path = tmp_path / "results.json"
-    measured.write(path)
-    assert Results.read(path).to_dict() == json.loads(path.read_text())
+    path.write_text(dumps(kinds.as_json(measured)))
     again = Results.read(path)
+    assert kinds.as_json(again) == json.loads(path.read_text())
     assert headlines(again) == headlines(measured)
     assert again.runs[0].dense is not None
     assert again.runs[0].dense.median == measured.runs[0].dense.median  # type: ignore[union-attr]
@@ -108,12 +116,64 @@ def test_results_survive_json(measured: Results, tmp_path: Path) -> None:
     assert summary["examples_per_second"] == pytest.approx(2 * 16 / 0.69, abs=1e-6)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"schema": 9, "kind": "step"}'])
+@pytest.mark.parametrize(
+    "content", ["{", "[]", "{}", '{"schema": 9, "kind": "step"}', '{"schema": 3, "kind": "stop"}']
+)
 def test_what_is_no_results(tmp_path: Path, content: str) -> None:
     path = tmp_path / "results.json"
     path.write_text(content)
     with pytest.raises(ResultsError):
         Results.read(path)
+
+
+HOME = Path(__file__).parents[3] / "benchmarks" / "results"
+ON_FILE = sorted(HOME.glob("*/results.json"))
+
+
+@pytest.mark.parametrize("path", ON_FILE, ids=[path.parent.name for path in ON_FILE])
+def test_results_on_file_can_be_read(path: Path) -> None:
+    """Whatever their schema, what was written beside the samples follows from them still."""
+    fields, found = json.loads(path.read_text()), Results.read(path)
+    written = kinds.as_json(found)
+    assert Results.from_dict(written) == Results.from_dict(json.loads(json.dumps(written)))
+    assert (written["schema"], written["kind"]) == (3, fields["kind"])
+    before = [*_contenders(fields)]
+    after = [*_contenders(written)]
+    assert [one["name"] for one in before] == [one["name"] for one in after]
+    for old, new in zip(before, after, strict=True):
+        for key, value in old.get("summary", {}).items():
+            expected = pytest.approx(value, rel=1e-4) if isinstance(value, float) else value
+            if key not in ("quartiles", "parts"):
+                assert new["summary"][key] == expected, (old["name"], key)
+    assert written.get("crossovers") == fields.get("crossovers")
+    if found.kind == "train":
+        assert [one.name for one in Race(found).arrived]
+    if found.kind == "scale":
+        assert Scale(found).mean_error < 0.2
+
+
+def _contenders(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """All contenders of a results.json of any schema."""
+    for size in fields.get("sizes", [fields]):
+        for network in size.get("runs", [size]):
+            yield from network["contenders"]
+
+
+def test_every_part_of_a_step_has_a_column() -> None:
+    assert tuple(column.key for column in columns.PARTS) == PARTS
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "benchmarks.md"
+SCORE = training.best_score(GOALS["mnist"])
+
+
+@pytest.mark.parametrize("family", [columns.COSTS, columns.PARTS, (*training.COLUMNS, SCORE)])
+def test_the_page_explains_every_column(family: tuple[Column[Any], ...]) -> None:
+    lines = ["| heading | key | unit in `results.json` | |", "| --- | --- | --- | --- |"]
+    for column in family:
+        title = column.title.replace("\n", " ")
+        lines.append(f"| {title} | `{column.key}` | {column.unit} | {column.about} |")
+    assert "\n".join(lines) in PAGE.read_text(encoding="utf-8")
 
 
 def test_headlines(measured: Results) -> None:
@@ -147,10 +207,7 @@ def test_bars_say_what_the_headline_says() -> None:
     floors = contender("compute alone", 1.0), contender("DDP, no exchange", 1.1)
     measured = run(*floors, dense, noisy)
     assert [measured.against_dense(one) for one in measured.finished] == ["", "", "", "unclear"]
-    text = page.render(results(measured))
-    assert '<span class="soft">unclear</span>' in text
-    assert "× faster" not in text
-    assert "× slower" not in text
+    assert [bar.verdict for bar in report.bars(measured).bars] == ["", "", "", "unclear"]
 
 
 def test_remarks_claim_no_more_than_the_spread_allows() -> None:
@@ -172,7 +229,8 @@ def test_remarks_speak_against_us_too(measured: Results) -> None:
 
 def test_tables_fit_a_narrow_terminal(measured: Results) -> None:
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(*table.build(measured, measured.runs[0]), sep="\n")
+    for table in columns.tables(measured, measured.runs[0]):
+        console.print(table)
     shown = console.export_text()
     assert "PowerSGD rank 1" in shown
     assert "2,260" in shown
@@ -180,75 +238,14 @@ def test_tables_fit_a_narrow_terminal(measured: Results) -> None:
     assert "…" not in shown
 
 
-class _Reader(HTMLParser):
-    """Collects what a page is made of."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.open: list[str] = []
-        self.links: list[str] = []
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        if tag not in {"meta", "rect", "line"}:
-            self.open.append(tag)
-        self.links += [value or "" for name, value in attributes if name in {"src", "href"}]
-
-    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in {"rect", "line"}:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
-def test_page(measured: Results) -> None:
-    text = page.render(measured)
-    reader = _Reader()
-    reader.feed(text)
-    assert reader.open == []
-    assert reader.links == []
-    assert "script" not in reader.tags
-    assert "svg" in reader.tags
-    assert not re.search(r"https?:|//\w|@import|url\(", text)
-    for sentence in headlines(measured) + remarks(measured.runs[0]):
-        assert sentence in reader.text
-    assert "prefers-color-scheme: dark" in text
-    assert '<p class="kicker">sparsewire bench step</p>' in text
-
-
-def test_no_line_of_a_page_ends_inside_a_quantity_or_a_date(measured: Results) -> None:
-    text = page.render(measured)
-    for whole in ("0.69 s", "1 Gbit/s", "3.3× faster", "2020-02-02", "2020-02-02T20:20:20+00:00"):
-        assert f'<span class="together">{whole}</span>' in text
-        assert f" {whole}" not in text
-    assert ".together { white-space: nowrap; }" in text
-
-
-def test_page_escapes_everything() -> None:
-    evil = "<script>alert('\"&')</script>"
-    named = run(contender("compute alone", 1.0), contender(evil, 2.0), contender("x", failed=evil))
-    text = page.render(results(named, name=evil))
-    reader = _Reader()
-    reader.feed(text)
-    assert "script" not in reader.tags
-    assert reader.text.count(evil) >= 4
-    assert "alert('\"" not in text
-
-
 def test_picture(measured: Results, tmp_path: Path) -> None:
     png, svg = tmp_path / "step.png", tmp_path / "step.svg"
-    picture.save(measured, png, svg)
+    report.save_picture(measured, png, svg)
     assert png.read_bytes().startswith(b"\x89PNG")
     assert png.stat().st_size > 10_000
     first = svg.read_bytes()
     assert ElementTree.fromstring(first).tag.endswith("svg")
-    picture.save(measured, svg)
+    report.save_picture(measured, svg)
     assert svg.read_bytes() == first, "the same results give the same file"
 
 

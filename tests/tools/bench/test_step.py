@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sparsewire.tools.bench.contenders import PEERS, SHORT
-from sparsewire.tools.bench.stopwatch import PARTS
+from sparsewire.tools.bench.step.stopwatch import PARTS
 from sparsewire.tools.cli import main
 from sparsewire.tools.lab import obstacle
 
@@ -47,9 +47,10 @@ def test_all_peers_over_loopback(folder: Path) -> None:
         "tensors": 4,
         "examples": 8,
     }
-    assert results["hosts"] == 2
+    assert results["schema"] == 3
     assert results["arguments"]["schemes"] == ["TopK(0.1)"]
     (run,) = results["runs"]
+    assert run["hosts"] == 2
     found = by_name(run)
     assert list(found) == ["compute alone", *PEERS, "TopK(0.1)"]
     for one in found.values():

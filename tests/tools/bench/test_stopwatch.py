@@ -16,7 +16,7 @@ from sparsewire.adapters.updates import SAMPLE
 from sparsewire.counters import STAGES
 from sparsewire.message import bytes_with_checksum
 from sparsewire.tools.bench.contenders import COMPUTE, DENSE, Entry
-from sparsewire.tools.bench.stopwatch import PARTS, Marks, Step, split, steps
+from sparsewire.tools.bench.step.stopwatch import PARTS, Marks, Step, split, steps
 from tests.cluster import Cluster
 
 MARKS = Marks(began=0.0, forwarded=2.0, last_gradient=5.0, returned=9.0, ended=10.0)

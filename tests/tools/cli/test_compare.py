@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from sparsewire.tools.cli.compare import _table
+from sparsewire.tools.bench.compare import table
 from sparsewire.tools.cli.recorder import Result
 
 
@@ -35,7 +35,7 @@ def test_a_step_is_faster_only_beyond_the_spread(
     first = result("Dense()", 0.9, 1.0, 1.1)
     found = [first, result("Scheme(TopK(0.01), values=TwoBit())", low, median, high)]
     console = Console(width=80, file=io.StringIO())
-    console.print(_table(found, None))
+    console.print(table(found, None))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert lines[0].strip() == "MNIST, 1 worker"
     assert sum(verdict in line for line in lines) == 1

@@ -3,40 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from sparsewire.tools.bench.race.results import Point, Race, Runner
+from sparsewire.tools.bench.results import Contender, Point, Results, Run
+from sparsewire.tools.bench.train.columns import Race
 from sparsewire.tools.cli import demo as home
 from sparsewire.tools.cli.options import BenchTrain, Demo
-from tests.tools.bench.conftest import results
+from tests.tools.bench.conftest import setting
 
 
-def runner(name: str, *scores: float, step: float, sent: float) -> Runner:
+def runner(name: str, *scores: float, step: float, sent: float) -> Contender:
     """One that was looked at every ten steps of so many seconds and bytes."""
     points = [Point(0, 0.0, 0.1)]
     for number, score in enumerate(scores, start=1):
         steps = 10 * number
         points.append(Point(steps, steps * step, score, sent * steps, sent * steps))
-    return Runner(name, tuple(points))
+    return Contender(name, points=tuple(points))
 
 
-RACE = Race(
-    setting=results().setting,
-    model={"name": "mnist", "parameters": 38_000_000, "tensors": 8, "examples": 40},
-    hosts=4,
-    network="lab",
-    rate=10**9,
-    links=(),
-    target=0.97,
-    limit_steps=30,
-    runners=(
-        runner("dense DDP", 0.95, 0.971, step=2.0, sent=1e7),
-        runner("TopK(0.01)", 0.9, 0.96, 0.972, step=0.5, sent=1e5),
-    ),
-)
+DENSE = runner("dense DDP", 0.95, 0.971, step=2.0, sent=1e7)
+SPARSE = runner("TopK(0.01)", 0.9, 0.96, 0.972, step=0.5, sent=1e5)
+
+
+def race(*runners: Contender, rate: int | None) -> Race:
+    """What a demo comes to, on a lab with a rate or else over loopback."""
+    model = {"name": "mnist", "parameters": 38_000_000, "tensors": 8, "examples": 40}
+    run = Run(4, "lab" if rate else "loopback", rate, (), runners)
+    facts = {"target": 0.97, "limit_steps": 30}
+    return Race(Results("train", setting("mnist"), model, (run,), facts))
+
+
+RACE = race(DENSE, SPARSE, rate=10**9)
 
 
 @pytest.fixture
@@ -44,17 +43,17 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[BenchTrain]:
     """What the demo would train, without training it."""
     taken: list[BenchTrain] = []
 
-    def run(options: BenchTrain, command: str) -> Race:
+    def run(options: BenchTrain, command: str) -> Results:
         assert command == "sparsewire demo", "which the report names"
         taken.append(options)
-        return RACE
+        return RACE.results
 
-    def write(race: Race, options: BenchTrain, told: Sequence[object]) -> None:
-        assert race is RACE
+    def tell(results: Results, options: BenchTrain, told: Sequence[object]) -> None:
+        assert results is RACE.results
         print(*told[1:], sep="\n")
 
     monkeypatch.setattr(home, "run", run)
-    monkeypatch.setattr(home, "write", write)
+    monkeypatch.setattr(home, "tell", tell)
     return taken
 
 
@@ -87,11 +86,10 @@ def test_loopback_and_the_reason_elsewhere(
 
 
 def test_over_loopback_the_end_is_about_bytes() -> None:
-    assert home.conclusion(replace(RACE, network="loopback", rate=None)) == (
+    assert home.conclusion(race(DENSE, SPARSE, rate=None)) == (
         "To 97 % on MNIST, TopK(0.01) sends 3.0 MB and dense DDP 200.0 MB: 67× less."
     )
-    alone = replace(RACE, network="loopback", rate=None, runners=RACE.runners[1:])
-    assert home.conclusion(alone) == (
+    assert home.conclusion(race(SPARSE, rate=None)) == (
         "On 4 hosts over loopback, TopK(0.01) reaches 97 % on MNIST in 15.0 s."
     )
 

@@ -1,25 +1,18 @@
-"""The colours of pictures and pages: Okabe and Ito's, told apart by all common colour vision."""
+"""The colours of pictures and reports: Okabe and Ito's, told apart by all common colour vision."""
 
 from __future__ import annotations
 
-from .stopwatch import PARTS
-
-OF_PARTS = dict(
-    zip(
-        PARTS,
-        (
-            "#56B4E9",  # forward
-            "#0072B2",  # backward
-            "#009E73",  # select
-            "#F0E442",  # encode
-            "#D55E00",  # exchange
-            "#E69F00",  # decode
-            "#999999",  # wait
-            "#CC79A7",  # optimizer
-        ),
-        strict=True,
-    )
-)
+OF_PARTS = {
+    "forward": "#56B4E9",
+    "backward": "#0072B2",
+    "select": "#009E73",
+    "encode": "#F0E442",
+    "exchange": "#D55E00",
+    "decode": "#E69F00",
+    "wait": "#999999",
+    "optimizer": "#CC79A7",
+}
 INK, FAINT = "#333333", "#e4e4e4"
-OF_LINES = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B87E00", "#56B4E9")
+OF_LINES = ("#111111", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B87E00", "#56B4E9")
+LINES_ON_DARK = ("#e8eaed", "#56B4E9", "#F2884B", "#2EC59A", "#E3A0C8", "#E0B445", "#A9D8F4")
 MARKERS = "osD^vPX"

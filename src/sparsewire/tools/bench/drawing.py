@@ -1,12 +1,11 @@
-"""What pictures with axes have in common, in a file or in a page."""
+"""What pictures have in common, here and in `papers/`: their size, their axes and their files."""
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .colours import FAINT, INK, OF_LINES
+from .colours import FAINT, INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def blank(width: float, height: float) -> Figure:
-    """An empty picture, in inches."""
+    """Return an empty picture, in inches."""
     from matplotlib.figure import Figure  # takes 0.6 s, and only a finished measurement needs it
 
     figure = Figure(figsize=(width, height), dpi=150)
@@ -33,32 +32,17 @@ def plain(axes: Axes, title: str, below: str) -> None:
     axes.grid(color=FAINT)
 
 
+def settle(figure: Figure) -> None:
+    """Put everything in its place, where it stays in whatever format it is written."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+
+
 def write(figure: Figure, *paths: Path) -> None:
     """Write the formats that the names of `paths` end in, the same file from the same data."""
     import matplotlib
 
+    settle(figure)
     with matplotlib.rc_context({"svg.hashsalt": "sparsewire"}):
         for path in paths:
             figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {})
-
-
-def inline(figure: Figure, label: str) -> str:
-    """The picture as a part of a page, in the page's own colours and letters."""
-    import matplotlib
-
-    from .html import escape
-
-    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with matplotlib.rc_context({"svg.hashsalt": "sparsewire", "svg.fonttype": "none"}):
-        file = io.StringIO()
-        figure.savefig(file, format="svg", transparent=True, metadata=nothing)
-    drawing = file.getvalue()
-    drawing = drawing[drawing.index("<svg") :]
-    for colour, own in (
-        (INK, "currentColor"),
-        (OF_LINES[0], "currentColor"),
-        (FAINT, "var(--line)"),
-    ):
-        drawing = drawing.replace(colour, own)
-    named = f'<svg role="img" aria-label="{escape(label)}" class="drawing" '
-    return drawing.replace("<svg ", named, 1)

@@ -11,6 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ..lab import cores
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -47,13 +49,6 @@ class Setting:
         )
 
 
-def cores() -> int:
-    """How many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _cpu() -> str:
     """The processor's name as its maker writes it."""
     try:
@@ -78,25 +73,20 @@ def _commit() -> str | None:
     if os.environ.get("COMMIT"):
         return os.environ["COMMIT"]
     try:
-        # Of this file alone: an installed package may lie in somebody else's repository.
-        found = subprocess.run(
-            ["git", "log", "-1", "--format=%H", "--", Path(__file__).name],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        ).stdout.strip()
-        if not found:
+        # An installed package may lie in somebody else's repository, which does not track it.
+        if not _git("ls-files", Path(__file__).name):
             return None
-        head = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        ).stdout.strip()
-        return head or None
+        return _git("rev-parse", "HEAD") or None
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(
+        ["git", *words],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=10,
+        check=True,
+    ).stdout.strip()

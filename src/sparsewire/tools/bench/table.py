@@ -1,69 +1,118 @@
-"""The tables of a measurement for the terminal: what a step costs, and what it is made of."""
+"""Tables: columns that know where they come from, for the terminal, for reports and for JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from rich.box import SIMPLE
-from rich.table import Table
+from rich.table import Table as RichTable
 
-from sparsewire.report import human_bytes
-
-from .results import Contender, Results, Run
-from .stopwatch import PARTS
-
-COSTS = (
-    "step,\nms",
-    "\nquartiles",
-    "times\ndense",
-    "times\ncompute",
-    "examples\nper s",
-    "\nsent",
-    "hidden",
-)
-_SHORTER = {"optimizer": "update"}  # to fit into 80 columns
+Row = TypeVar("Row")
 
 
-def build(results: Results, run: Run) -> tuple[Table, Table]:
-    """Two tables with a row for each contender."""
-    name, size = results.model["name"], results.model["parameters"] / 1e6
-    title = f"{name}, {size:.1f} million parameters, {results.hosts} hosts {run.place}"
-    costs = _table(title, COSTS)
-    parts = _table("Parts of the median step, ms", [_SHORTER.get(part, part) for part in PARTS])
-    for one in run.finished:
-        costs.add_row(one.name, *cost_cells(results, run, one))
-        parts.add_row(one.name, *(milliseconds(one.parts[part]) for part in PARTS))
-    for one in run.failed:
-        costs.add_row(one.name, "failed", style="yellow")
-    return costs, parts
+@dataclass(frozen=True)
+class Column(Generic[Row]):
+    """One column of a table, and one entry of a contender's `summary` in results.json.
+
+    Args:
+        key: its name in results.json.
+        title: its heading; empty for what results.json alone has.
+        unit: of the values in results.json.
+        about: what it says and how it is computed, in one or two sentences.
+        value: computes it from a row; None where there is nothing to say.
+        show: the value as text.
+        missing: the text of a row that has no value.
+    """
+
+    key: str
+    title: str
+    unit: str
+    about: str
+    value: Callable[[Row], Any]
+    show: Callable[[Any], str] = str
+    missing: Callable[[Row], str] = lambda row: ""
+
+    def cell(self, row: Row) -> Cell:
+        """Return what stands in this column of a row."""
+        value = self.value(row)
+        return Cell(self.missing(row) if value is None else self.show(value), value)
 
 
-def _table(title: str, headings: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE, padding=0, pad_edge=False)
-    table.add_column("", style="bold", overflow="fold", max_width=36)
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
+@dataclass(frozen=True)
+class Cell:
+    """A text, and the value by which a report sorts it."""
+
+    text: str
+    value: Any = None
 
 
-def cost_cells(results: Results, run: Run, one: Contender) -> list[str]:
-    """What stands under `COSTS`; empty where there is nothing to say."""
-    examples = results.examples_per_second(one)
-    low, high = one.quartiles
-    return [
-        milliseconds(one.median),
-        f"{milliseconds(low)}–{milliseconds(high)}",
-        "" if run.dense is None else f"{one.median / run.dense.median:.2f}",
-        f"{one.median / run.floor.median:.2f}",
-        "" if examples is None else f"{examples:,.0f}",
-        "" if one.kind == "floor" else human_bytes(one.sent),
-        "" if one.hidden is None else f"{one.hidden:.0%}",
-    ]
+@dataclass(frozen=True)
+class Heading:
+    """The top of a column, and what it means."""
+
+    title: str
+    about: str = ""
 
 
-def milliseconds(seconds: float) -> str:
-    """A time without its unit, with as many digits as mean something; next to none as a dot."""
-    value = 1000 * seconds
-    if value < 0.05:
-        return "·"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+@dataclass(frozen=True)
+class Line:
+    """One row; `note` takes the place of its cells, `is_weak` dims it."""
+
+    name: str
+    cells: tuple[Cell, ...] = ()
+    note: str = ""
+    is_weak: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A titled table whose first column names the rows."""
+
+    title: str
+    headings: tuple[Heading, ...]
+    lines: tuple[Line, ...]
+    template = "table.html"
+
+    @classmethod
+    def of(
+        cls,
+        title: str,
+        columns: Sequence[Column[Row]],
+        rows: Iterable[tuple[str, Row]],
+        more: Iterable[Line] = (),
+    ) -> Table:
+        """Return a table of those columns that have a heading, with a line for each named row."""
+        shown = [column for column in columns if column.title]
+        return cls(
+            title,
+            tuple(Heading(column.title, column.about) for column in shown),
+            (
+                *(Line(name, tuple(column.cell(row) for column in shown)) for name, row in rows),
+                *more,
+            ),
+        )
+
+    def __rich__(self) -> RichTable:
+        """Return it for the terminal, where rich prints it."""
+        found = RichTable(
+            title=self.title, title_justify="left", box=SIMPLE, padding=0, pad_edge=False
+        )
+        found.add_column("", style="bold", overflow="fold", max_width=36)
+        lines = max((heading.title.count("\n") for heading in self.headings), default=0)
+        for heading in self.headings:
+            above = "\n" * (lines - heading.title.count("\n"))
+            found.add_column(above + heading.title, justify="right", no_wrap=True)
+        before = None
+        for line in self.lines:
+            cells = [cell.text for cell in line.cells] or [line.note]
+            name = "" if line.name == before else line.name
+            found.add_row(name, *cells, style="yellow" if line.is_weak else None)
+            before = line.name
+        return found
+
+
+def summary(columns: Sequence[Column[Row]], row: Row) -> dict[str, Any]:
+    """Return the values of all columns by their keys, for results.json."""
+    return {column.key: column.value(row) for column in columns}

@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from ..bench import page, picture, table
 from ..bench.contenders import COMPUTE
-from ..bench.plan import Plan, Turn, interleave
-from ..bench.results import (
-    Contender,
-    Results,
-    Run,
-    Sample,
-    headlines,
-    remarks,
-    sample,
-    say_seconds,
-)
+from ..bench.results import Contender, Results, Run, Sample
 from ..bench.setting import Setting
+from ..bench.step.plan import Plan, Turn, interleave
+from ..bench.words import say_seconds
 from ..tasks import workloads
 from ..tasks.workloads import WorkloadError
 from . import progress, site
 from .errors import USAGE, CommandError
-from .measuring import Session, arguments, name_contenders, prepare
+from .measuring import Session, arguments, name_contenders, prepare, tell
 from .options import BenchScale, BenchStep
-from .publish import publish
 from .records import Record
 
 
@@ -47,19 +36,7 @@ def step(options: BenchStep) -> int:
                 runs.append(session.run(place, rate))
                 model = {"name": options.model, **session.model}
     setting = Setting.here(arguments("sparsewire bench step", options))
-    results = Results(setting, model, options.hosts, tuple(runs))
-    told = [
-        one
-        for run, headline in zip(runs, headlines(results), strict=True)
-        for one in (*table.build(results, run), headline, *remarks(run), "")
-    ]
-    told.append(f"report: {options.out / 'report.html'}")
-
-    def write(out: Path) -> None:
-        picture.save(results, out / "step.png", out / "step.svg")
-        page.save(results, out / "report.html")
-
-    publish(options.out, results.to_dict(), write, told, options.json)
+    tell(Results("step", setting, model, tuple(runs)), options)
     return 0
 
 
@@ -100,10 +77,10 @@ class StepSession(Session):
         """All turns on one network."""
         network, links = self.measure(place, rate)
         found = tuple(
-            Contender(name, tuple(samples), self.failed.get(name))
+            Contender(name, tuple(samples), failed=self.failed.get(name))
             for name, samples in self._samples.items()
         )
-        return Run(network, rate, links, found)
+        return Run(place.hosts, network, rate, links, found)
 
     def left(self) -> dict[str, Any] | None:
         """The turns that are still to be taken, with as many steps as before."""
@@ -127,7 +104,8 @@ class StepSession(Session):
             title = f"{self.place}, round {turn[0] + 1}: {turn[1]}"
             self.progress.update(len(self._done), "", title)
         elif record["kind"] == "measured":
-            self._samples[turn[1]] += [sample({**s, "round": turn[0]}) for s in record["steps"]]
+            steps = [{**step, "round": turn[0]} for step in record["steps"]]
+            self._samples[turn[1]] += map(Sample.from_dict, steps)
             self.buckets[turn[1]] = record["buckets"]
             self._done.add(turn)
             self.progress.log(

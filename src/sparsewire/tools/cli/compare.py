@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE
-from rich.table import Table
+from sparsewire.report import plural
 
-from sparsewire.report import human_bytes, plural
-
-from . import plot
+from ..bench.compare import table, write
+from ..bench.setting import Setting
 from .errors import USAGE, CommandError
 from .options import Compare
 from .plan import check
@@ -18,15 +18,6 @@ from .publish import make_folder, publish
 from .recorder import Recorder, Result
 from .records import SCHEMA, versions
 from .train import plans, run, under_torchrun
-
-_HEADINGS = (
-    "test\naccuracy",
-    "against\nthe first",
-    "sent per\nstep",
-    "less than\ndense",
-    "median\nstep",
-    "against\nthe first",
-)
 
 
 def compare(options: Compare) -> int:
@@ -59,34 +50,16 @@ def _save(options: Compare, results: list[Result]) -> None:
         "versions": versions(),
         "results": [{**result.summary, "test_accuracies": result.accuracies} for result in results],
     }
-    picture = options.out / "comparison.png"
+    setting, report = _setting(options), options.out / "report.html"
     publish(
         options.out,
         content,
-        lambda out: plot.save(results, picture, options.rate),
-        [_table(results, options.rate), f"plot: {picture}"],
+        lambda out: write(results, options.rate, setting, out),
+        [table(results, options.rate), f"report: {report}"],
         options.json,
     )
 
 
-def _table(results: list[Result], rate: str | None) -> Table:
-    first = results[0].summary["test_accuracy"]
-    title = f"MNIST, {plural(results[0].summary['workers'], 'worker')}"
-    title += f" at {rate}" if rate else ""
-    table = Table(title=title, title_justify="left", box=SIMPLE, padding=0, pad_edge=False)
-    table.add_column("\nscheme", style="bold", overflow="fold")
-    for heading in _HEADINGS:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for number, result in enumerate(results):
-        told = result.summary
-        difference = 100 * (told["test_accuracy"] - first)
-        table.add_row(
-            result.name,
-            f"{told['test_accuracy']:.2%}",
-            f"{difference:+.2f}" if number else "",
-            human_bytes(told["bytes_per_step"]),
-            f"{told['reduction']:.1f}×",
-            f"{1000 * told['step_seconds']:.1f} ms",
-            result.timing.verdict(results[0].timing) if number else "",
-        )
-    return table
+def _setting(options: Compare) -> Setting:
+    given = {name: str(v) if isinstance(v, Path) else v for name, v in asdict(options).items()}
+    return Setting.here({"command": "sparsewire compare mnist", **given})

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from sparsewire.report import human_bytes
 
-from ..bench.race import table
-from ..bench.race.results import Race, headline
+from ..bench.train.columns import Race, table
+from ..bench.train.findings import headline
 from ..lab import obstacle
+from .measuring import tell
 from .options import BenchTrain, Demo
-from .race import run, write
+from .race import run
 
 _DIGITS = BenchTrain(
     model="mnist",
@@ -54,16 +55,17 @@ def demo(options: Demo) -> int:
         quiet=options.quiet,
         debug=options.debug,
     )
-    race = run(asked, "sparsewire demo")
+    results = run(asked, "sparsewire demo")
+    race = Race(results)
     ending = [f"picture: {options.out / 'train.png'}", f"report: {options.out / 'report.html'}"]
-    write(race, asked, [table.build(race), conclusion(race), *ending, _NEXT])
+    tell(results, asked, [table(race), conclusion(race), *ending, _NEXT])
     return 0
 
 
 def conclusion(race: Race) -> str:
     """What was seen: time where links are slow, and bytes where they cost nothing."""
-    dense, schemes = race.dense, [one for one in race.arrived if one.kind == "scheme"]
-    if race.network == "lab" or dense is None or not race.got_there(dense) or not schemes:
+    dense, schemes = race.run.dense, [one for one in race.arrived if one.kind == "scheme"]
+    if race.run.network == "lab" or dense is None or not race.got_there(dense) or not schemes:
         return headline(race)
     least = min(schemes, key=lambda one: one.last.sent)
     return (

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
-from ..bench.setting import cores
+from ..lab import cores
 from .errors import CommandError
 
 _STRIDE = 5  # steps between two looks at the store, so that a look costs next to nothing

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from .errors import FAILED, USAGE, CommandError, explain_os_error
 
-_EXTRA = ("rich", "matplotlib")
+_EXTRA = ("jinja2", "matplotlib", "rich", "scipy")
 _INTERRUPTED = 130
 
 

@@ -6,18 +6,21 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..bench import contenders
 from ..bench.contenders import COMPUTE
-from ..bench.results import place_in_words
+from ..bench.kinds import as_json, draw, shown
+from ..bench.results import Results
+from ..bench.words import place_in_words
 from ..lab import Lab, Link
 from .errors import USAGE, CommandError
 from .launcher import WorkerError, launch
 from .options import BenchScale, BenchStep, BenchTrain
 from .progress import Progress
-from .publish import make_folder
+from .publish import make_folder, publish
 from .records import Record
 from .site import Site, check_lab
 
@@ -29,6 +32,17 @@ def prepare(options: BenchStep | BenchTrain | BenchScale) -> None:
     if not options.loopback:
         check_lab("add --loopback to measure without a network of its own")
     make_folder(options.out)
+
+
+def tell(
+    results: Results,
+    options: BenchStep | BenchTrain | BenchScale,
+    told: Sequence[object] | None = None,
+) -> None:
+    """Write all files, and print the JSON, or what is to be `told`: by default, all there is."""
+    if told is None:
+        told = [*shown(results), f"report: {options.out / 'report.html'}"]
+    publish(options.out, as_json(results), partial(draw, results), told, options.json)
 
 
 def name_contenders(peers: Sequence[str], schemes: Sequence[str]) -> list[str]:

@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from sparsewire.report import plural
 
-from ..bench.race import page, picture, table
-from ..bench.race.plan import LEARNING_RATES, USUAL, Plan
-from ..bench.race.results import Point, Race, Runner, headline, remarks
-from ..bench.race.tasks import GOALS
-from ..bench.results import say_seconds
+from ..bench.results import Contender, Point, Results, Run
 from ..bench.setting import Setting
+from ..bench.train.goals import GOALS
+from ..bench.train.plan import LEARNING_RATES, USUAL, Plan
+from ..bench.words import say_seconds
 from ..tasks import mnist, text
 from . import progress, site
 from .errors import USAGE, CommandError
-from .measuring import Session, arguments, name_contenders, prepare
+from .measuring import Session, arguments, name_contenders, prepare, tell
 from .options import BenchTrain
-from .publish import publish
 from .records import Record
 
 
 def train(options: BenchTrain) -> int:
     """Race to the target, print the table and write everything else."""
-    race = run(options, "sparsewire bench train")
-    told = [table.build(race), headline(race), *remarks(race)]
-    told.append(f"report: {options.out / 'report.html'}")
-    write(race, options, told)
+    tell(run(options, "sparsewire bench train"), options)
     return 0
 
 
-def run(options: BenchTrain, command: str) -> Race:
+def run(options: BenchTrain, command: str) -> Results:
     """Have all contenders train, one after the other; `command` is what was typed."""
     plan = _plan(options)
     rate = None if options.loopback else site.read_rate(options.rate)
@@ -46,17 +39,11 @@ def run(options: BenchTrain, command: str) -> Race:
         progress.choose(options.quiet) as shown,
         site.choose(options.hosts, rate, options.loopback) as place,
     ):
-        return _Session(plan, shown, options.debug).run(place, rate, setting)
-
-
-def write(race: Race, options: BenchTrain, told: Sequence[object]) -> None:
-    """Write all files, and print what is to be told, or the JSON."""
-
-    def files(out: Path) -> None:
-        picture.save(race, out / "train.png", out / "train.svg")
-        page.save(race, out / "report.html")
-
-    publish(options.out, race.to_dict(), files, told, options.json)
+        session = _Session(plan, shown, options.debug)
+        found = session.run(place, rate)
+    model = {"name": plan.model, **session.model}
+    facts = {"target": plan.target, "limit_steps": plan.limit_steps}
+    return Results("train", setting, model, (found,), facts)
 
 
 def _plan(options: BenchTrain) -> Plan:
@@ -108,24 +95,15 @@ class _Session(Session):
         self._points: dict[str, list[Point]] = {name: [] for name in plan.contenders}
         self._finished: set[str] = set()
 
-    def run(self, place: site.Site, rate: int | None, setting: Setting) -> Race:
+    def run(self, place: site.Site, rate: int | None) -> Run:
         """Train on one network."""
         network, links = self.measure(place, rate)
         first = Point(0, 0.0, self.model.pop("score"))
-        return Race(
-            setting=setting,
-            model={"name": self._plan.model, **self.model},
-            hosts=place.hosts,
-            network=network,
-            rate=rate,
-            links=links,
-            target=self._plan.target,
-            limit_steps=self._plan.limit_steps,
-            runners=tuple(
-                Runner(name, (first, *points), self.failed.get(name))
-                for name, points in self._points.items()
-            ),
+        found = tuple(
+            Contender(name, points=(first, *points), failed=self.failed.get(name))
+            for name, points in self._points.items()
         )
+        return Run(place.hosts, network, rate, links, found)
 
     def left(self) -> dict[str, Any] | None:
         """The contenders whose turn is still to come."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..bench.race.plan import MOMENTUM, WARM_UP, Plan
-from ..bench.race.tasks import GOALS
-from ..bench.rank import find_unable
+from ..bench.step.rank import find_unable
+from ..bench.train.goals import GOALS
+from ..bench.train.plan import MOMENTUM, WARM_UP, Plan
 from ..tasks import training
 from ..tasks.training import Recipe
 from .group import Group

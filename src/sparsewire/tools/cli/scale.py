@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from ..bench.contenders import COMPUTE
-from ..bench.plan import interleave
 from ..bench.results import Results
-from ..bench.scale import page, picture, table
-from ..bench.scale.results import Scale, headline, remarks
+from ..bench.scale.view import Scale
 from ..bench.setting import Setting
+from ..bench.step.plan import interleave
 from ..lab import Loopback
 from . import progress, site
 from .bench import StepSession, check_model, plan_of
 from .errors import USAGE, CommandError
-from .measuring import arguments, name_contenders, prepare
+from .measuring import arguments, name_contenders, prepare, tell
 from .options import BenchScale
-from .publish import publish
 
 
 def scale(options: BenchScale) -> int:
@@ -29,7 +26,7 @@ def scale(options: BenchScale) -> int:
     plan = plan_of(options, names)
     alone_plan = replace(plan, turns=interleave([COMPUTE], options.rounds))
     setting = Setting.here(arguments("sparsewire bench scale", options))
-    sizes = []
+    runs = []
     with progress.choose(options.quiet) as shown:
         with Loopback(1) as single:  # one host that has the machine for itself
             session = StepSession(alone_plan, [COMPUTE], shown, options.debug)
@@ -37,20 +34,13 @@ def scale(options: BenchScale) -> int:
         for number in hosts:
             with site.choose(number, rate, options.loopback) as place:
                 session = StepSession(plan, names, shown, options.debug)
-                run = session.run(place, rate)
-            model = {"name": options.model, **session.model}
-            sizes.append(Results(setting, model, number, (run,)))
-    found = Scale(setting, model, alone, options.most, session.buckets, tuple(sizes))
-    if not found.names:
-        raise CommandError(f"nothing could be measured: {run.failed[0].failed}")
-    told = [*table.build(found), headline(found), *remarks(found)]
-    told.append(f"report: {options.out / 'report.html'}")
-
-    def write(out: Path) -> None:
-        picture.save(found, out / "scale.png", out / "scale.svg")
-        page.save(found, out / "report.html")
-
-    publish(options.out, found.to_dict(), write, told, options.json)
+                runs.append(session.run(place, rate))
+    model = {"name": options.model, **session.model}
+    facts = {"alone": alone, "most": options.most, "buckets": session.buckets}
+    results = Results("scale", setting, model, tuple(runs), facts)
+    if not Scale(results).names:
+        raise CommandError(f"nothing could be measured: {runs[-1].failed[0].failed}")
+    tell(results, options)
     return 0
 
 

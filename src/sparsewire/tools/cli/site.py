@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from sparsewire.report import plural
 
-from ..bench.setting import cores
-from ..lab import Lab, LabError, Loopback, obstacle, parse_rate
+from ..lab import Lab, LabError, Loopback, cores, obstacle, parse_rate
 from .errors import USAGE, CommandError
 
 Site = Lab | Loopback

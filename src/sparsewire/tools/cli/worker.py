@@ -29,7 +29,7 @@ def train(orders: Any, emit: Emit) -> None:
 
 def race(orders: Any, emit: Emit) -> None:
     """Train to a target with one contender after the other."""
-    from ..bench.race.plan import Plan
+    from ..bench.train.plan import Plan
     from .race_rank import run
 
     run(Plan.from_dict(orders), emit)
@@ -37,8 +37,8 @@ def race(orders: Any, emit: Emit) -> None:
 
 def measure(orders: Any, emit: Emit) -> None:
     """Take turns with all contenders, and time their steps."""
-    from ..bench.plan import Plan
-    from ..bench.rank import take_turns
+    from ..bench.step.plan import Plan
+    from ..bench.step.rank import take_turns
     from .group import Group
 
     plan = Plan.from_dict(orders)

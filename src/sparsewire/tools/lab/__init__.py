@@ -13,6 +13,7 @@ the same ranks on 127.0.0.1, as fast as it goes.
 """
 
 from .cluster import Lab, running, set_rate
+from .environment import cores
 from .errors import LabError
 from .links import Link
 from .loopback import Loopback
@@ -24,6 +25,7 @@ __all__ = [
     "LabError",
     "Link",
     "Loopback",
+    "cores",
     "obstacle",
     "parse_rate",
     "running",

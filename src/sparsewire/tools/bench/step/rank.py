@@ -16,10 +16,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..tasks import workloads
-from ..tasks.workloads import Workload, WorkloadError
-from . import interface
-from .contenders import PEERS, Entry
+from ...tasks import workloads
+from ...tasks.workloads import Workload, WorkloadError
+from .. import interface
+from ..contenders import PEERS, Entry
 from .plan import Plan
 from .stopwatch import Step, steps
 

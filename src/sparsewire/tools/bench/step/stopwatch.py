@@ -15,8 +15,8 @@ import torch
 
 from sparsewire.counters import STAGES
 
-from ..tasks.workloads import Workload
-from .contenders import Entry
+from ...tasks.workloads import Workload
+from ..contenders import Entry
 
 PARTS = ("forward", "backward", *STAGES, "wait", "optimizer")
 """What a step's time adds up to; of the stages, only what backward does not hide. `wait`: what

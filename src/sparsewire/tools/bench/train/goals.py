@@ -1,4 +1,4 @@
-"""What the score of a race means."""
+"""What the score of a training means, in tables, pictures and sentences."""
 
 from __future__ import annotations
 
