@@ -27,6 +27,8 @@ ELSEWHERE = {
 _PICTURE = re.compile(
     r'<picture>\s*<source [^>]*srcset="([^"]+)">\s*<img src="([^"]+)" alt="([^"]+)">\s*</picture>'
 )
+# a page's own list of its sections, which the site shows beside the page
+_SECTIONS = re.compile(r"(?:^- \[[^\]]+\]\(#[^)\s]+\)\n){3,}", re.MULTILINE)
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 project = "sparsewire"
@@ -77,7 +79,7 @@ def setup(app: Any) -> None:
 def _read(app: Any, page: str, source: list[str]) -> None:
     """Replace a page's text by that of its file, with the links that the site needs."""
     origin = ROOT / ELSEWHERE[page] if page in ELSEWHERE else DOCS / f"{page}.md"
-    text = _PICTURE.sub(_picture, origin.read_text())
+    text = _SECTIONS.sub("", _PICTURE.sub(_picture, origin.read_text()))
     source[0] = _LINK.sub(lambda link: _link(link, origin.parent, DOCS / page), text)
 
 
