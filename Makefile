@@ -10,7 +10,7 @@ SITE := $(VENV)/.installed-docs
 OLDEST := .venv-oldest
 FAST := src/sparsewire tests/seams/test_faults.py $(addprefix tests/,laws codecs selectors collectives groups adapters simulation) $(filter-out tests/test_docs.py tests/test_packaging.py tests/test_benchmarks.py, $(wildcard tests/test_*.py)) tests/golden -k "not messages and not buckets"
 
-.PHONY: demo test test-fast test-oldest lint docs linkcheck bench-wire bench-encode bench-share bench-table2 bench-step bench-dropping bench-train bench-gpt bench-scale fuzz wheel clean help
+.PHONY: demo test test-fast test-oldest lint docs linkcheck bench-wire bench-encode bench-guard bench-share bench-table2 bench-step bench-dropping bench-train bench-gpt bench-scale reproduce fuzz wheel clean help
 
 help:  ## what there is to make
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -72,6 +72,9 @@ bench-wire: $(STAMP)  ## bits and coding time of a message, beside floors, peers
 bench-encode: $(STAMP)  ## what choosing and adding up cost here, beside a copy, plain torch and the floor
 	$(BIN)/python benchmarks/encode.py
 
+bench-guard: $(STAMP)  ## whether a few ratios keep to their bounds, in under a minute
+	$(BIN)/python benchmarks/guard.py
+
 bench-share: $(STAMP)  ## the share of a training step that coding takes, and how well TopK guesses
 	$(BIN)/python benchmarks/share.py
 
@@ -95,6 +98,9 @@ bench-gpt: $(STAMP)  ## how long a small GPT with AdamW takes to a loss of 1.9 a
 
 bench-scale: $(STAMP)  ## bytes and time of a step with 2 to 8 hosts, and a model of more
 	$(BIN)/sparsewire bench scale --out benchmarks/results/scale
+
+reproduce: $(STAMP)  ## train what a paper claims: STUDY="aji2017-mnist --quick"; without STUDY, list the studies
+	$(BIN)/python -m papers $(STUDY)
 
 fuzz: $(DEV)  ## ten million damaged messages: about half an hour
 	SPARSEWIRE_FUZZ=10000000 $(BIN)/python -m pytest --numprocesses 2 tests/test_corruption.py

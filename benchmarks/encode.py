@@ -17,7 +17,6 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -213,10 +212,13 @@ def decoding(size: int, gradients: list[Tensor]) -> dict[str, Job]:
     }
 
 
-def exchanges(size: int, gradients: list[Tensor]) -> dict[str, Job]:
+def exchange_job(scheme: sw.Scheme, size: int, gradients: list[Tensor]) -> Job:
     """A rank's whole exchange but for the network: header, message, checksum, checks and all."""
+    exchange = Exchange(scheme, cut(scheme.selector, "ResNet-18", size), 1)
+    rank = Rank(scheme.selector, exchange.segments, gradients)
+    flat, counters = rank.gradient().clone(), Counters()
 
-    def once(rank: Rank, exchange: Exchange, flat: Tensor, counters: Counters) -> None:
+    def once() -> None:
         flat[:1] = rank.step  # the mean of the last step is as good a gradient as any
         state = StepState(*({RESIDUAL: page} for page in rank.pages))
         run = exchange.run(flat, state, Call(rank.step, 0), counters, rank.work)
@@ -225,14 +227,17 @@ def exchanges(size: int, gradients: list[Tensor]) -> dict[str, Job]:
         rank.pages.reverse()
         rank.step += 1
 
-    jobs: dict[str, Job] = {}
-    for selector in SELECTORS:
-        scheme = sw.Scheme(selector, collective=sw.AllGather())
-        exchange = Exchange(scheme, cut(selector, "ResNet-18", size), 1)
-        rank = Rank(selector, exchange.segments, gradients)
-        flat = rank.gradient().clone()
-        jobs[f"exchange {selector!r}"] = partial(once, rank, exchange, flat, Counters())
-    return jobs
+    return once
+
+
+def exchanges(size: int, gradients: list[Tensor]) -> dict[str, Job]:
+    """A whole exchange with every selector."""
+    return {
+        f"exchange {selector!r}": exchange_job(
+            sw.Scheme(selector, collective=sw.AllGather()), size, gradients
+        )
+        for selector in SELECTORS
+    }
 
 
 def workspace(size: int, gradients: list[Tensor]) -> dict[str, float]:
