@@ -10,7 +10,7 @@ SITE := $(VENV)/.installed-docs
 OLDEST := .venv-oldest
 FAST := src/sparsewire tests/seams/test_faults.py $(addprefix tests/,laws codecs selectors collectives groups adapters simulation) $(filter-out tests/test_docs.py tests/test_packaging.py tests/test_benchmarks.py, $(wildcard tests/test_*.py)) tests/golden -k "not messages and not buckets"
 
-.PHONY: demo test test-fast test-oldest lint docs linkcheck bench-wire bench-encode bench-guard bench-share bench-table2 bench-step bench-dropping bench-train bench-gpt bench-scale reproduce fuzz wheel clean help
+.PHONY: demo test test-fast test-oldest lint docs linkcheck bench-wire bench-encode bench-guard bench-share bench-table2 bench-step bench-dropping bench-train bench-gpt bench-scale reproduce fuzz chaos soak wheel clean help
 
 help:  ## what there is to make
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -102,8 +102,16 @@ bench-scale: $(STAMP)  ## bytes and time of a step with 2 to 8 hosts, and a mode
 reproduce: $(STAMP)  ## train what a paper claims: STUDY="aji2017-mnist --quick"; without STUDY, list the studies
 	$(BIN)/python -m papers $(STUDY)
 
-fuzz: $(DEV)  ## ten million damaged messages: about half an hour
+fuzz: $(DEV)  ## ten million damaged messages and 34,000 schedules of faults: about an hour
 	SPARSEWIRE_FUZZ=10000000 $(BIN)/python -m pytest --numprocesses 2 tests/test_corruption.py
+	$(BIN)/python -m tests.simulation --seeds 1000 3000
+
+chaos: $(DEV)  ## FAULTS=200 faults on real processes, drawn from SEED=1, and ten rounds of elastic training: about half an hour
+	$(BIN)/python -m tests.chaos --faults $(or $(FAULTS),200) --seed $(or $(SEED),1) --out $(or $(OUT),out/chaos)
+	$(BIN)/python -m tests.chaos.elastic --rounds 10 --seed $(or $(SEED),1) --out $(or $(OUT),out/chaos)
+
+soak: $(DEV)  ## MINUTES=60 of training, and 5 of attaching and detaching: memory, descriptors and threads must be flat
+	$(BIN)/python -m tests.chaos.soak --minutes $(or $(MINUTES),60) --out $(or $(OUT),out/soak)
 
 wheel: $(DEV)  ## build the packages for an index into dist/, and check them
 	rm -rf dist

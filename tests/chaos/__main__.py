@@ -12,13 +12,13 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from ..patience import stretch
 from . import report
-from .crew import Crew, Result
+from .crew import Crew, References, Result
 from .trials import draw
 
 
@@ -29,6 +29,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", type=int, nargs="+", help="the numbers of single trials")
     parser.add_argument("--jobs", type=int, default=1, help="how many at the same time")
     parser.add_argument("--keep", action="store_true", help="leave what the ranks wrote")
+    parser.add_argument("--more", action="store_true", help="go on with the results in --out")
     parser.add_argument("--out", type=Path, help="where chaos.json and chaos.md go")
     return parser.parse_args()
 
@@ -46,14 +47,16 @@ def _line(result: Result) -> str:
     )
 
 
-def _play_all(numbers: Sequence[int], seed: int, jobs: int, keep: bool) -> list[Result]:
+def _play_all(
+    numbers: Sequence[int], seed: int, jobs: int, keep: bool, tell: Callable[[Result], None]
+) -> None:
     """Play trials, so many at the same time, and tell of each when it is over."""
     folder = Path(tempfile.mkdtemp(prefix="sparsewire-chaos-"))
-    mine, crews, results = threading.local(), list[Crew](), []
+    mine, crews, references = threading.local(), list[Crew](), References()
 
     def play(number: int) -> Result:
         if not hasattr(mine, "crew"):
-            mine.crew = Crew(folder, keep)
+            mine.crew = Crew(folder, keep, references)
             crews.append(mine.crew)
         return mine.crew.play(draw(seed, number, stretch()))
 
@@ -61,8 +64,7 @@ def _play_all(numbers: Sequence[int], seed: int, jobs: int, keep: bool) -> list[
         with ThreadPoolExecutor(jobs) as pool:
             try:
                 for each in as_completed([pool.submit(play, number) for number in numbers]):
-                    results.append(each.result())
-                    print(_line(results[-1]), flush=True)
+                    tell(each.result())
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
@@ -74,18 +76,25 @@ def _play_all(numbers: Sequence[int], seed: int, jobs: int, keep: bool) -> list[
             print(f"what the ranks wrote is in {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
-    return sorted(results, key=lambda each: each.trial.number)
 
 
 def main() -> int:
     """Play, and return the exit code."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave by cleaning up
     options = _arguments()
-    numbers = options.only or range(options.faults)
-    results = _play_all(numbers, options.seed, options.jobs, options.keep)
+    results = report.read(options.out) if options.out and options.more else []
+    done = {each.trial.number for each in results if each.trial.seed == options.seed}
+    numbers = [each for each in options.only or range(options.faults) if each not in done]
+
+    def tell(result: Result) -> None:
+        print(_line(result), flush=True)
+        results.append(result)
+        results.sort(key=lambda each: (each.trial.seed, each.trial.number))
+        if options.out is not None:
+            report.write(results, options.out)
+
+    _play_all(numbers, options.seed, options.jobs, options.keep, tell)
     print(report.markdown(report.summary(results)))
-    if options.out is not None:
-        report.write(results, options.out)
     return 0 if all(each.held or each.skipped for each in results) else 1
 
 

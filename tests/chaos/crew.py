@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -51,7 +52,28 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, for JSON."""
-        return {**asdict(self), "broken": list(self.broken)}
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(fields: Mapping[str, Any]) -> Result:
+        """Return what `to_dict` wrote."""
+        trial, broken = Trial(**fields["trial"]), tuple(fields["broken"])
+        return Result(**{**fields, "trial": trial, "broken": broken})
+
+
+class References:
+    """The weights after each step of runs without a fault, which several crews share."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, int], list[str]] = {}
+        self._lock = threading.Lock()
+
+    def get(self, key: tuple[str, int], make: Callable[[], list[str]]) -> list[str]:
+        """Return what is there, or what `make` returns."""
+        with self._lock:
+            if key not in self._found:
+                self._found[key] = make()
+            return self._found[key]
 
 
 class Crew:
@@ -60,13 +82,16 @@ class Crew:
     Arguments:
         folder: where ranks write.
         keep: leave what they wrote.
+        references: those that other crews use as well.
     """
 
-    def __init__(self, folder: Path, keep: bool = False) -> None:
+    def __init__(
+        self, folder: Path, keep: bool = False, references: References | None = None
+    ) -> None:
         self._keep = keep
         self._folder = Path(tempfile.mkdtemp(dir=folder))
         self._zygote: Zygote | None = None
-        self._references: dict[tuple[str, int], list[str]] = {}
+        self._references = references or References()
         self._count = 0
 
     def __enter__(self) -> Crew:
@@ -119,18 +144,17 @@ class Crew:
 
     def reference(self, trial: Trial) -> Sequence[str]:
         """The weights after each step without a fault."""
-        key = trial.form, trial.world
-        if key not in self._references:
-            assert self._zygote is not None
-            quiet = replace(trial, host="agent", timeout=AMPLE)
-            folder = self._fresh()
-            everyone = range(trial.world)
-            run, disk = folder / "run", folder / "disk"
-            with Stage(quiet, self._zygote, run, disk, REFERENCE, faulty=False) as stage:
-                stage.begin()
-                stage.wait_for(lambda: stage.has_ended(*everyone))
-                rows = [[e["weights"] for e in stage.all_of(rank, "step")] for rank in everyone]
-                assert all(row == rows[0] for row in rows), "a run without a fault splits"
-                assert len(rows[0]) == REFERENCE, stage.log(0)
-            self._references[key] = rows[0]
-        return self._references[key]
+        return self._references.get((trial.form, trial.world), partial(self._train, trial))
+
+    def _train(self, trial: Trial) -> list[str]:
+        assert self._zygote is not None
+        quiet = replace(trial, host="agent", timeout=AMPLE)
+        folder, everyone = self._fresh(), range(trial.world)
+        run, disk = folder / "run", folder / "disk"
+        with Stage(quiet, self._zygote, run, disk, REFERENCE, faulty=False) as stage:
+            stage.begin()
+            stage.wait_for(lambda: stage.has_ended(*everyone))
+            rows = [[e["weights"] for e in stage.all_of(rank, "step")] for rank in everyone]
+            assert all(row == rows[0] for row in rows), "a run without a fault splits"
+            assert len(rows[0]) == REFERENCE, stage.log(0)
+        return rows[0]

@@ -31,7 +31,7 @@ from ..patience import patience
 from .stage import ROOT
 
 MOST = 4
-STEPS = 100_000
+MORE = 300  # steps that all ranks know of the end in advance
 PROGRESS = 25  # steps in a row that count as training on
 CONSERVED = 1e-6
 
@@ -58,10 +58,9 @@ class Round:
 class Job:
     """A job of agents that come and go; a context."""
 
-    def __init__(self, steps: int = STEPS) -> None:
+    def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="sparsewire-elastic-"))
         self._count = 0
-        self._steps = steps
         self._store: Any = None
         self.agents: list[subprocess.Popen[bytes]] = []
         self.events: list[dict[str, Any]] = []
@@ -92,13 +91,12 @@ class Job:
         self._wait_for_progress(since)
 
     def _start(self) -> None:
-        slow = int(patience(2))
         rendezvous = {
             "is_host": 0,
             "join_timeout": int(patience(60)),
-            "last_call_timeout": slow,
+            "last_call_timeout": int(patience(2)),
             "keep_alive_interval": 1,
-            "keep_alive_max_attempt": 3 * slow,
+            "keep_alive_max_attempt": int(patience(3)),
         }
         words = [
             *(sys.executable, "-W", "ignore", "-m", "torch.distributed.run"),
@@ -107,7 +105,7 @@ class Job:
             *("--rdzv-endpoint", f"127.0.0.1:{self._store.port}"),
             *("--rdzv-conf", ",".join(f"{key}={value}" for key, value in rendezvous.items())),
             *("--max-restarts", "1000", "--monitor-interval", "0.1", "--local-addr", "127.0.0.1"),
-            *("-m", "tests.chaos.elastic_worker", str(self.folder), str(self._steps)),
+            *("-m", "tests.chaos.elastic_worker", str(self.folder)),
         ]
         with (self.folder / f"agent-{self._count}.log").open("wb") as log:
             agent = subprocess.Popen(
@@ -176,10 +174,15 @@ class Job:
             time.sleep(0.05)
             self.pump()
 
-    def wait_for_the_end(self) -> None:
-        """Wait until all agents have ended."""
+    def finish(self) -> list[dict[str, Any]]:
+        """Let the ranks train to an end, and return what they say there."""
+        last = max(each["n"] for each in self.events if each["event"] == "saved") + MORE
+        beside = self.folder / ".steps"
+        beside.write_text(str(last))
+        beside.replace(self.folder / "steps")
         self.wait_for(lambda: all(agent.poll() is not None for agent in self.agents), "the end")
         self.pump()
+        return [each for each in self.events if each["event"] == "done"]
 
     def _wait_for_progress(self, since: int) -> None:
         """Wait until as many ranks as there are agents train together."""
@@ -223,20 +226,23 @@ def _play_round(job: Job, chance: random.Random) -> Round:
     return Round(len(victims), is_whole, tuple(worlds), lost, round(seconds, 1))
 
 
-def finish(steps: int, worlds: Sequence[int]) -> float:
-    """Train to the end with ever other numbers of ranks, and return the loss."""
-    with Job(steps) as job:
+def finish(worlds: Sequence[int]) -> tuple[int, float, float]:
+    """Train to an end with ever other numbers of ranks.
+
+    Returns the number of steps, the loss, and how far the mean residual was changed.
+    """
+    with Job() as job:
         for world in worlds:
             if world > len(job.agents):
                 job.start(world - len(job.agents))
             elif world < len(job.agents):
                 job.lose(job.agents[world:], whole=True)
-        job.wait_for_the_end()
-        done = [each for each in job.events if each["event"] == "done"]
+        done = job.finish()
         codes = [agent.returncode for agent in job.agents]
         if len(done) != worlds[-1] or len({each["weights"] for each in done}) != 1 or any(codes):
             raise RuntimeError(f"ranks ended with codes {codes} and {done}")
-        return float(done[0]["loss"])
+        lost = max(each["lost"] for each in job.events if each["event"] == "resumed")
+        return int(done[0]["n"]), float(done[0]["loss"]), lost
 
 
 def main() -> None:

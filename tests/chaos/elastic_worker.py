@@ -1,6 +1,6 @@
 """Training under `torchrun --nnodes 1:4`, with as many ranks as there are at the moment.
 
-    torchrun --nnodes 1:4 … -m tests.chaos.elastic_worker FOLDER STEPS
+    torchrun --nnodes 1:4 … -m tests.chaos.elastic_worker FOLDER
 
 It saves every few steps and goes on from the newest checkpoint, whoever wrote it.
 """
@@ -48,14 +48,26 @@ def _flat(states: list[dict[str, Any]]) -> Tensor:
     return torch.stack(flats).double().mean(dim=0)
 
 
+def make_net() -> nn.Module:
+    """Return the model at its beginning."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
+
+
+@torch.no_grad()
+def final_loss(net: nn.Module) -> float:
+    """Return the loss on examples that no step trains on."""
+    inputs, targets = examples(1 << 30, 0, TEST)
+    return float(nn.functional.cross_entropy(net(inputs), targets))
+
+
 class Trainer:
     """One rank, for as long as the number of ranks stays the same."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.rank, self.world = folder, dist.get_rank(), dist.get_world_size()
         self.diary = Diary(folder / f"worker-{os.getpid()}.jsonl")
-        torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
+        self.net = make_net()
         self.model = DDP(self.net)
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.2)
         self.wire = sw.attach(self.model, "TopK(0.05)", timeout=30)
@@ -81,10 +93,15 @@ class Trainer:
             "resumed", rank=self.rank, world=self.world, before=before, n=self.step, lost=lost
         )
 
-    def train(self, steps: int) -> None:
+    def _is_over(self) -> bool:
+        """Whether the last step was taken, which is known to all long before."""
+        last = self.folder / "steps"
+        return last.exists() and self.step >= int(last.read_text())
+
+    def train(self) -> None:
         """Train to the end."""
         share = BATCH // self.world  # 24 is a multiple of 1, 2, 3 and 4
-        while self.step < steps:
+        while not self._is_over():
             inputs, targets = examples(self.step, self.rank * share, share)
             loss = nn.functional.cross_entropy(self.model(inputs), targets)
             self.optimizer.zero_grad()
@@ -95,14 +112,10 @@ class Trainer:
             if self.step % EVERY == 0:
                 self._save()
             time.sleep(PACE)
-        self.diary("done", weights=digest(self.net.state_dict()), loss=self.loss())
+        self.diary(
+            "done", weights=digest(self.net.state_dict()), n=self.step, loss=final_loss(self.net)
+        )
         self.wire.detach()
-
-    @torch.no_grad()
-    def loss(self) -> float:
-        """Return the loss on examples that no step trains on."""
-        inputs, targets = examples(1 << 30, 0, TEST)
-        return float(nn.functional.cross_entropy(self.net(inputs), targets))
 
     def _save(self) -> None:
         """Write this rank's part of a checkpoint."""
@@ -135,7 +148,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     trainer = Trainer(Path(sys.argv[1]))
     trainer.resume()
-    trainer.train(int(sys.argv[2]))
+    trainer.train()
     dist.destroy_process_group()
 
 

@@ -27,7 +27,7 @@ LONG = 100_000  # steps, which a fault cuts short
 SHORT = 36
 GATE = 40  # steps after the fault, at which ranks wait until it is over
 REFERENCE = 72  # steps that a run without a fault takes, to compare with
-DISK = 4 << 20
+DISK = 16 << 20  # three checkpoints
 SOON = 15.0  # seconds in which all know of a dead process, as a limit against hangs
 
 
@@ -313,7 +313,7 @@ class Interrupt(Fault):
                     took = raised["time"] - began
                     scene.must(took <= patience(SOON), f"rank {rank} took {took:.1f} s")
                     scene.known = max(scene.known or 0.0, took)
-            scene.check_codes(stage, hit, -signal.SIGINT, *((1, 3) if is_all else ()))
+            scene.check_codes(stage, hit, -signal.SIGINT, 1, *((3,) if is_all else ()))
             ends = [end.time for rank in everyone if (end := stage.end(rank))]
             scene.ended = max(ends, default=began) - began
             scene.check_bits(stage)

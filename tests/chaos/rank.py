@@ -159,7 +159,9 @@ class Rank:
         inputs, targets = batch(self.rank, self.step)
         if here and self.fault_is("leaving"):
             self.diary("fault")
-            (sys.exit if trial.choice % 2 else os._exit)(7)
+            if trial.choice % 2:
+                sys.exit(7)
+            os._exit(7)
         if here and self.fault_is("exception"):
             self._prepare_exception(trial.choice % 4)
         if here and self.fault_is("a rank that is late"):
@@ -223,11 +225,11 @@ class Rank:
                 self.diary("gate")
                 self._wait((self.folder / "over").exists, "the end of the fault")
             self._before_step()
-            error = self.train()
-            if error is None:
+            failure = self.train()
+            if failure is None:
                 self.diary("step", n=self.step, weights=self.weights(), memory=self.memory())
                 self._after_step()
-            elif not self._goes_on(error):
+            elif not self._goes_on(failure):
                 return
             elif self.fault_is("corrupt message") and not self.trial.how.updates:
                 continue  # the same step again

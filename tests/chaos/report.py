@@ -1,4 +1,7 @@
-"""The table of a run: for each kind of fault, what was promised, what held, and how fast."""
+"""The table of a run: for each kind of fault, what was promised, what held, and how fast.
+
+python -m tests.chaos.report     # puts the table of the results on file into docs/reliability.md
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,10 @@ from .crew import Result
 from .faults import FAULTS
 from .trials import FORMS
 
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "chaos"
+PAGE = ROOT / "docs" / "reliability.md"
+MARKS = ("<!-- the table of make chaos -->\n", "<!-- end of the table -->\n")
 DEAD = 2.0  # seconds in which all should know of a dead process
 IDLE = 2.0  # load below which that is measured
 DEATHS = (
@@ -53,6 +60,9 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
         if not each.skipped:
             family = FORMS[each.trial.form].family
             families[family] = families.get(family, 0) + 1
+    waiting = {fault.name for fault in FAULTS if fault.waits}
+    deadlines = [each.trial.timeout for each in results if each.trial.fault in waiting]
+    loads = [each.load for each in results if each.load]
     dead = [
         each.known
         for each in results
@@ -61,6 +71,8 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
     return {
         "rows": rows,
         "families": families,
+        "load": [round(bound(loads, default=0.0)) for bound in (min, max)],
+        "deadlines": [round(bound(deadlines, default=0.0)) for bound in (min, max)],
         "dead": {"trials": len(dead), "within": sum(each <= DEAD for each in dead)},
         "trials": sum(row["trials"] for row in rows),
         "held": sum(row["held"] for row in rows),
@@ -89,19 +101,31 @@ def markdown(found: Mapping[str, Any]) -> str:
         cells = row["fault"], row["promise"], f"{row['held']} of {row['trials']}"
         lines.append(f"| {' | '.join((*cells, *map(_seconds, (row['known'], row['ended']))))} |")
     families = ", ".join(f"{count} {name}" for name, count in found["families"].items())
-    dead, machine = found["dead"], found["machine"]
+    dead, machine, load, deadlines = map(found.get, ("dead", "machine", "load", "deadlines"))
     lines += [
         "",
         f"{found['held']} of {found['trials']} trials held: {families}. Seconds are the median and "
-        f"the worst; – stands where training goes on. Of {dead['trials']} deaths at a load below "
-        f"{IDLE:g}, {dead['within']} were known to all within {DEAD:g} s. {machine['cores']} "
-        f"cores, torch {machine['torch']}, Python {machine['python']}.",
+        f"the worst; – stands where training goes on. Deadlines were {deadlines[0]} to "
+        f"{deadlines[1]} s. The machine had {machine['cores']} cores and a load of {load[0]} to "
+        f"{load[1]} from these and other programs.",
     ]
+    if dead["trials"]:
+        lines[-1] += (
+            f" Of {dead['trials']} deaths at a load below {IDLE:g}, {dead['within']} were known to "
+            f"all within {DEAD:g} s."
+        )
     return "\n".join(lines)
 
 
 def _seconds(spread: Sequence[float] | None) -> str:
     return "–" if spread is None else f"{spread[0]:.1f} s, {spread[1]:.1f} s"
+
+
+def read(folder: Path) -> list[Result]:
+    """Return the results that were written, if any were."""
+    path = folder / "chaos.json"
+    content = json.loads(path.read_text()) if path.exists() else {"results": []}
+    return [Result.from_dict(each) for each in content["results"]]
 
 
 def write(results: Sequence[Result], folder: Path) -> None:
@@ -111,3 +135,15 @@ def write(results: Sequence[Result], folder: Path) -> None:
     content = {**found, "results": [each.to_dict() for each in results]}
     (folder / "chaos.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     (folder / "chaos.md").write_text(markdown(found) + "\n")
+
+
+def publish() -> None:
+    """Put the table of the results on file into the page."""
+    before, rest = PAGE.read_text().split(MARKS[0])
+    after = rest.split(MARKS[1])[1]
+    table = (RESULTS / "chaos.md").read_text()
+    PAGE.write_text(f"{before}{MARKS[0]}{table}{MARKS[1]}{after}")
+
+
+if __name__ == "__main__":
+    publish()

@@ -46,7 +46,12 @@ class Zygote:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1"},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "RES_OPTIONS": "timeout:1 attempts:1",
+                "TORCH_CPP_LOG_LEVEL": "ERROR",  # a warning looks up a stack, which takes long
+            },
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None

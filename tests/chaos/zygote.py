@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import json
 import os
 import select
@@ -96,6 +97,7 @@ def main() -> None:
     rank.torch.set_num_threads(1)
     kernels.prepare("cpu")
     rank.prepare()
+    gc.freeze()  # a rank must not look through all that is imported when it ends
     _say(ready=True)
     task = _serve()
     output = os.open(task["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
