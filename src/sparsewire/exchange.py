@@ -49,7 +49,8 @@ from .workspace import Workspace
 class Call:
     """Which exchange this is: the `step` and `bucket`, seen from `rank`.
 
-    `opens`: it is the first one of its step. `odd_local`: see `Header`.
+    `opens`: it is the first one of its step. `odd_local`: see `Header`. `who`: what errors call
+    those that exchange.
     """
 
     step: int
@@ -57,6 +58,7 @@ class Call:
     bucket: int = 0
     opens: bool = True
     odd_local: int = 0
+    who: str = "rank"
 
 
 @dataclass(frozen=True)
@@ -243,7 +245,8 @@ class Exchange:
         """Make sure that all ranks are about to exchange the same."""
         if self.compares_headers(call, device, work):
             header = self.header(call)
-            compare((yield from gather_headers(header)), header, repr(self.scheme))
+            headers = yield from gather_headers(header, who=call.who)
+            compare(headers, header, repr(self.scheme), call.who)
             self.met(work)
 
     def _find_unused(
@@ -345,7 +348,7 @@ def status_of(findings: Sequence[Finding], rank: int) -> Tensor:
 
 
 def read_statuses(
-    exchanges: Sequence[tuple[Segments, Context]], statuses: Tensor
+    exchanges: Sequence[tuple[Segments, Context]], statuses: Tensor, who: str = "rank"
 ) -> NonFinite | None:
     """Return what all ranks found together in the exchanges of a step, rank after rank.
 
@@ -354,7 +357,8 @@ def read_statuses(
     """
     said = statuses.cpu().view(-1, len(exchanges), STATUS_BYTES)
     for number, (segments, context) in enumerate(exchanges):
-        bad = check_statuses(said[:, number].contiguous(), context)
+        bad = check_statuses(said[:, number].contiguous(), context, who)
         if bad:
-            return NonFinite({rank: segments.params[param].name for rank, param in bad.items()})
+            names = {rank: segments.params[param].name for rank, param in bad.items()}
+            return NonFinite(names, who)
     return None

@@ -288,7 +288,9 @@ class Transaction:
     def exchange(self, unit: Unit, bucket: int = 0) -> Routine[None]:
         """Replace the unit's gradients by their mean over all ranks, if nothing is found wrong."""
         exchange, work = unit.exchange, self._session.work
-        call = Call(self.number, self._session.topology.rank, bucket, opens=not self._calls)
+        is_first, rank = not self._calls, self._session.topology.rank
+        who = "rank" if self._machine is None else "machine"
+        call = Call(self.number, rank, bucket, is_first, who=who)
         context = exchange.context(call)
         self._calls.append((exchange.segments, context))
         machine = self._machine
@@ -373,12 +375,11 @@ class Transaction:
             raise unreadable(0, context)
         corruption = statuses.view(-1, STATUS_BYTES).view(torch.int64)[:, 0]
         try:
-            found = read_statuses(self._calls, statuses)
+            return read_statuses(self._calls, statuses, "machine")
         except CorruptMessageError as error:
             if bool((corruption < FINE).any()):
                 self._lost = error
             raise
-        return None if found is None else replace(found, who="node")
 
     def _gather_statuses(self, findings: Sequence[Finding]) -> Routine[Tensor]:
         """Return the status messages of all ranks that exchange, one after another."""
@@ -414,7 +415,7 @@ class Transaction:
         if self._lost is not None:
             self.rollback()
             raise ExchangeError(
-                f"{self._lost}. What that node was to send is lost, so the group is broken: "
+                f"{self._lost}. What that machine was to send is lost, so the group is broken: "
                 f"restart all ranks from a checkpoint"
             ) from self._lost
         if any(int(finding.selection.non_finite) != FINE for finding, _ in self._findings):

@@ -13,7 +13,7 @@ from sparsewire.errors import ExchangeError, SparsewireError
 from sparsewire.groups import liveness, thread
 from sparsewire.groups.environment import Environment, Result
 from sparsewire.groups.liveness import GRACE, LIMIT, PATIENCE, Liveness
-from sparsewire.groups.thread import Watch
+from sparsewire.groups.thread import LINGER, Watch
 
 
 class Board:
@@ -190,14 +190,32 @@ def test_a_frozen_store_is_told_from_one_that_is_gone() -> None:
         assert said in world.message(0)
 
 
-def test_a_store_that_is_gone_matters_only_during_an_exchange() -> None:
+def test_a_store_that_is_gone_matters_only_where_an_exchange_is_stuck() -> None:
+    """A host that has finished its training leaves while others end their last exchange."""
     world = World(2)
     world.board.fault = RuntimeError
     world.watches[0].check_reports()
-    assert not world.errors
     world.begin(0)
     world.watches[0].check_reports()
+    world.now += LINGER
+    world.watches[0].check_reports()
+    assert not world.errors
+    world.now += 0.1
+    world.watches[0].check_reports()
     assert "reported by the watcher: the store is out of reach" in world.message(0)
+
+
+def test_a_rank_that_gives_up_by_itself_is_named() -> None:
+    """Even if another rank has noticed meanwhile that its connection is closed."""
+    world = World(3)
+    world.begin(0, 1, 2)
+    world.watches[1].interrupt()
+    world.ranks[1].alarm(world.message(1))
+    world.ranks[1].answer()
+    error = world.ranks[0].failure(RuntimeError("Connection closed by peer"))
+    assert "; rank 1: the exchange of step 7, bucket 0 was interrupted by Ctrl-C. Cause:" in str(
+        error
+    )
 
 
 def test_a_group_fails_once() -> None:

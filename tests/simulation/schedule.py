@@ -2,41 +2,142 @@
 
 1. All ranks hold the same bits, those of a run in which nothing went wrong, or all have raised.
 2. An error that all ranks raise alike has changed nothing, and the step can be repeated.
-3. Any other error breaks the group: no rank can take another step.
+3. Any other error breaks the group: no rank takes another step, and all that live say so.
 4. Accumulated = applied + residual, exactly.
 5. An error names the rank that caused it.
+6. Nobody waits beyond the deadline.
+7. No process ends while one of its threads is inside the backend, and no thread dies.
 """
 
 from __future__ import annotations
 
+import logging
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
 import sparsewire as sw
-from sparsewire.exchange import NonFinite
+from sparsewire.groups.liveness import GRACE, LIMIT
+from sparsewire.groups.thread import POLL
 
-from .network import Corruption, Killed, Unknown, Violation, until
-from .teams import SIZE, STEPS, Scenario, undisturbed
+from .network import MessageFault
+from .ranks import LOCAL, SIZE, STEPS, TIMEOUT, Program, Scenario, Team, UserError, is_in_balance
+from .world import Process, Violation
 
-Outcomes = Sequence[Any]
+DEADLINE = TIMEOUT + GRACE  # of one exchange
+REACTION = POLL + LIMIT + 2.0  # until a rank that knows of a failure has asked the others
+LONG = 4 * DEADLINE
+Same = Callable[[Sequence[Tensor], Sequence[Tensor]], bool]
+
+logging.getLogger("sparsewire").setLevel(logging.CRITICAL)  # the errors are looked at
+
+
+class Unknown(sw.errors.ExchangeError):
+    """An error of a kind that sparsewire does not know."""
 
 
 @dataclass
-class Faults:
-    """What goes wrong in one attempt of a step."""
+class Twin:
+    """A run in which nothing goes wrong."""
 
-    corruption: Corruption | None = None
-    crash: tuple[int, int, Exception] | None = None  # rank, after so many requests, how
-    bad_rank: int | None = None  # has NaN in its gradient
-    late_rank: int | None = None  # is a step ahead
+    taken: list[list[Tensor]]  # what all ranks hold after each step
+    kept: list[list[list[Tensor]]]  # what each rank keeps for later steps
+    turns: list[int]  # of each process
+    begun: int  # collectives
+    seconds: float
 
-    def __bool__(self) -> bool:
-        return any(each is not None for each in vars(self).values())
+
+@cache
+def undisturbed(scenario: Scenario) -> Twin:
+    team = Team(scenario, random.Random(0), is_hosted_by_rank=False, ends=True)
+    with torch.no_grad():
+        team.run(1000.0)
+        programs = team.programs
+        assert all(len(program.taken) == STEPS for program in programs)
+        assert scenario.step_ahead or is_in_balance(programs)
+    turns = [process.turns for process in team.processes]
+    kept = [program.kept for program in programs]
+    return Twin(programs[0].taken, kept, turns, team.network.begun, team.world.now)
+
+
+@dataclass
+class Fault:
+    """Something that goes wrong, once.
+
+    Arguments:
+        kind: what.
+        rank: whose process; SIZE is the agent, which hosts the store unless rank 0 does.
+        turn: how often that process has had a turn before.
+        seconds: how long it lasts; None for ever.
+        other: the second rank of a link.
+    """
+
+    kind: str
+    rank: int = -1
+    turn: int = -1
+    step: int = -1
+    seconds: float | None = None
+    other: int = -1
+    message: MessageFault | None = None
+    happened_at: float | None = None
+
+    @property
+    def has_happened(self) -> bool:
+        if self.message is not None:
+            return self.message.happened_at is not None
+        return self.happened_at is not None
+
+    @property
+    def ends_at(self) -> float:
+        """When the network and the processes are as before."""
+        moment = self.happened_at or 0.0
+        return moment + (self.seconds or 0.0)
+
+    def __str__(self) -> str:
+        parts = [self.kind]
+        if self.message is not None:
+            where = "all" if self.message.at_all else "one"
+            parts.append(f"message {self.message.number} of rank {self.message.sender} at {where}")
+        if self.rank >= 0:
+            parts.append(f"rank {self.rank}")
+        if self.other >= 0:
+            parts.append(f"to rank {self.other}")
+        if self.turn >= 0:
+            parts.append(f"at turn {self.turn}")
+        if self.step >= 0:
+            parts.append(f"in step {self.step}")
+        if self.kind in ("freeze", "cut", "slow"):
+            parts.append("for ever" if self.seconds is None else f"for {self.seconds:.1f} s")
+        if self.has_happened:
+            parts.append(f"happened at {self.happened_at or self.message.happened_at:.2f} s")  # type: ignore[union-attr]
+        else:
+            parts.append("did not happen")
+        return ", ".join(parts)
+
+
+MESSAGES = ("flip", "scramble", "swap", "drop", "repeat")
+KINDS = (
+    *MESSAGES,
+    *MESSAGES,
+    "kill",
+    "kill",
+    "freeze",
+    "freeze",
+    "cut",
+    "raise",
+    "interrupt",
+    "exit",
+    "slow",
+    "bad",
+    "late",
+    "drift",
+    "nothing",
+)
 
 
 @dataclass
@@ -45,162 +146,259 @@ class Schedule:
 
     scenario: Scenario
     seed: int
-    story: list[str] = field(default_factory=list)
+    story: str = ""
 
     def __post_init__(self) -> None:
         self.chance = random.Random(f"{self.scenario} {self.seed}")
-        self.team = self.scenario.team()
-        self.network = self.scenario.network(self.chance)
-        self.follows_twin = True  # not after updates that were sent late, or rounded otherwise
+        chance = self.chance
+        is_hosted_by_rank = chance.random() < 0.4
+        self.team = Team(self.scenario, chance, is_hosted_by_rank, chance.random() < 0.7)
+        self.twin = undisturbed(self.scenario)
+        number = 2 if chance.random() < 0.15 else 1
+        self.faults = [self._fault(chance.choice(KINDS)) for _ in range(number)]
+        if number == 2 and self._is_too_much():
+            del self.faults[1]
+
+    def _is_too_much(self) -> bool:
+        """Whether two faults cannot be told apart, or cannot happen together."""
+        one, two = self.faults
+        return one.kind == two.kind or (one.message is not None and two.message is not None)
+
+    def _fault(self, kind: str) -> Fault:
+        chance, twin = self.chance, self.twin
+        rank = chance.randrange(SIZE)
+        turn = chance.randrange(twin.turns[rank])
+        step = chance.randrange(STEPS)
+        if kind in MESSAGES:
+            number = chance.randrange(twin.begun)
+            return Fault(kind, message=MessageFault(number, kind, chance.random() < 0.5))
+        if kind in ("kill", "freeze") and chance.random() < 0.2:
+            rank = SIZE  # the agent has no turns: somebody else's count
+        if kind == "kill":
+            return Fault(kind, rank, turn)
+        if kind == "freeze":
+            return Fault(kind, rank, turn, seconds=chance.choice((1.0, TIMEOUT + 2, LONG, None)))
+        if kind == "cut":
+            other = chance.choice([each for each in range(SIZE + 1) if each != rank])
+            ends = (1.0, TIMEOUT + 2, LONG, None)
+            pair = (rank, other) if chance.random() < 0.5 else (other, rank)
+            return Fault(kind, pair[0], turn, seconds=chance.choice(ends), other=pair[1])
+        if kind == "slow":
+            return Fault(kind, rank, step=step, seconds=chance.choice((1.0, TIMEOUT + 2, LONG)))
+        if kind in ("exit", "bad", "late", "drift"):
+            if self.scenario.delay and kind in ("bad", "late"):
+                return Fault("nothing")  # the update is lost, which the twin does not know
+            if kind == "drift":
+                step = 1  # before the audit
+            return Fault(kind, rank, step=step)
+        if kind in ("raise", "interrupt"):
+            return Fault(kind, rank, turn)
+        return Fault("nothing")
+
+    # -- what happens ----------------------------------------------------------------------------
 
     def play(self) -> None:
         """Play all steps; whatever must not happen raises a `Violation` that tells the story."""
         try:
-            self._play()
+            with torch.no_grad():
+                self._play()
         except Exception as error:
-            story = "\n".join([f"{self.scenario}, seed {self.seed}", *self.story])
-            raise Violation(f"{error!r}\n{story}") from error
+            raise Violation(f"{error!r}\n{self._tell()}") from error
+        finally:
+            self.story = self._tell()
+            self.team.forget()
+
+    def _tell(self) -> str:
+        """The story so far."""
+        team = self.team
+        lines = [f"{self.scenario}, seed {self.seed}", *map(str, self.faults)]
+        lines.append(f"the store is hosted by {team.host.name}; it is {team.world.now:.2f} s")
+        for program in team.programs:
+            lines.append(f"{program.process.name} took {len(program.taken)} steps")
+            lines += [f"  step {step}: {error!r}" for step, error in program.errors]
+        return "\n".join(lines)
 
     def _play(self) -> None:
-        for step in range(STEPS):
-            faults = self._faults(step)
-            if faults and not self._attempt(step, faults):
-                if self.network.broken is not None:
-                    self._check_that_it_is_over(step)
-                    return
-                self._attempt(step, Faults())
-            elif not faults:
-                self._attempt(step, faults)
-            if not self.team.is_in_balance():
-                raise Violation("accumulated is not applied + residual")
+        team, world = self.team, self.team.world
+        world.on_turn = self._on_turn
+        team.network.on_begin = self._on_begin
+        for fault in self.faults:
+            if fault.message is not None:
+                team.network.fault = fault.message
+        for program in team.programs:
+            program.before = self._before
+        team.run(1000.0)
+        self._judge()
 
-    def _faults(self, step: int) -> Faults:
-        """Let chance decide what goes wrong in a step."""
-        _, _, count, made = undisturbed(self.scenario)[step]
-        chance, faults = self.chance, Faults()
-        corrupt = ["corrupt"]
-        kinds = chance.choice(([], corrupt, corrupt, corrupt, ["crash"], ["bad"], ["late"], None))
-        if kinds is None:
-            kinds = chance.sample(["corrupt", "crash", "bad"], 2)
-        if self.scenario.every is not None and "bad" in kinds:
-            kinds = ["bad"]  # a deferred update would be dropped for it
-        if "corrupt" in kinds:
-            faults.corruption = Corruption(chance.randrange(count), chance.random() < 0.5)
-        if "crash" in kinds:
-            rank = chance.randrange(SIZE)
-            kind = chance.choice((Killed, Unknown, MemoryError))
-            faults.crash = rank, chance.randrange(made[rank]), kind("no room left")
-        if "bad" in kinds:
-            faults.bad_rank = chance.randrange(SIZE)
-        if "late" in kinds:
-            faults.late_rank = chance.randrange(SIZE)
-        return faults
+    def _on_turn(self, process: Process) -> None:
+        team, place = self.team, self.team.network.processes.index(process)
+        for fault in self.faults:
+            is_mine = place == min(fault.rank, SIZE - 1) or (
+                fault.rank == SIZE and place == SIZE - 1
+            )
+            if fault.has_happened or not is_mine or process.turns <= fault.turn:
+                continue
+            target = team.network.processes[fault.rank] if fault.rank >= 0 else process
+            if fault.kind == "kill":
+                target.kill()
+            elif fault.kind == "freeze":
+                target.freeze(fault.seconds)
+            elif fault.kind == "cut":
+                seconds = float("inf") if fault.seconds is None else fault.seconds
+                team.network.cut(target, team.network.processes[fault.other], seconds)
+            elif fault.kind == "interrupt":
+                process.interrupt()
+            else:
+                continue
+            fault.happened_at = team.world.now
 
-    def _attempt(self, step: int, faults: Faults) -> bool:
-        """Let all ranks try a step; returns whether they took it."""
-        team, network = self.team, self.network
-        before = self._held()
-        team.begin(step, faults.bad_rank)
-        runs = [team.routine(rank) for rank in range(SIZE)]
-        if faults.crash is not None:
-            rank, requests, error = faults.crash
-            runs[rank] = until(runs[rank], requests, error)
-        if faults.late_rank is not None:
-            team.sessions[faults.late_rank].steps += 1
-        network.count, network.corruption = 0, faults.corruption
-        outcomes = network.outcomes(runs, team.all_counters)
-        network.corruption = None
-        if faults.late_rank is not None and network.broken is None:
-            team.sessions[faults.late_rank].steps -= 1
-        self.story.append(f"step {step}: {faults}")
-        for rank, end in enumerate(outcomes):
-            self.story.append(f"  rank {rank}: {'took it' if isinstance(end, list) else repr(end)}")
-        return self._judge(step, faults, outcomes, before)
+    def _on_begin(self, process: Process) -> None:
+        """An exchange may fail on one rank by itself."""
+        place = self.team.network.processes.index(process)
+        for fault in self.faults:
+            is_mine = fault.kind == "raise" and place == fault.rank
+            if is_mine and process.turns > fault.turn and not fault.has_happened:
+                fault.happened_at = self.team.world.now
+                kind = self.chance.choice((Unknown, MemoryError, ValueError))
+                raise kind("no room left")
 
-    def _held(self) -> list[list[Tensor]]:
-        return [[tensor.clone() for tensor in self.team.held(rank)] for rank in range(SIZE)]
+    def _before(self, program: Program, step: int, attempt: int) -> None:
+        """What goes wrong in the script of a rank."""
+        for fault in self.faults:
+            if fault.rank != program.rank:
+                continue
+            if fault.kind == "late" and fault.has_happened and attempt:
+                program.session.steps -= 1
+            if fault.has_happened or fault.step != step:
+                continue
+            if fault.kind == "late":
+                program.session.steps += 1
+            elif fault.kind == "bad":
+                program.poison()
+            elif fault.kind == "drift":
+                program.parameters()["other"][0, 0] += 1
+            elif fault.kind == "slow":
+                assert fault.seconds is not None
+                program.world.sleep(fault.seconds)
+            elif fault.kind == "exit":
+                fault.happened_at = program.world.now
+                raise UserError("a mistake in the script")
+            else:
+                continue
+            fault.happened_at = program.world.now
 
-    def _judge(
-        self, step: int, faults: Faults, outcomes: Outcomes, before: list[list[Tensor]]
-    ) -> bool:
-        """Check what has become of a step; returns whether it was taken."""
-        errors = [end for end in outcomes if isinstance(end, sw.SparsewireError)]
-        expected, after, _, _ = undisturbed(self.scenario)[step]
-        held = self._held()
-        if self.network.broken is not None:
-            self._judge_broken(faults, outcomes, before, after)
-            return False
-        if not errors and not isinstance(outcomes[0], NonFinite):
-            if faults.bad_rank is not None or faults.late_rank is not None:
-                raise Violation("a step that no rank may take was taken")
-            for rank, means in enumerate(outcomes):
-                if not _same(means, outcomes[0]):
-                    raise Violation(f"rank {rank} holds other numbers than rank 0")
-            if self.follows_twin and not _same(outcomes[0], expected):
-                raise Violation("ranks hold other numbers than if nothing had gone wrong")
-            if self.follows_twin and not all(map(_same, held, after)):
-                raise Violation("ranks keep other numbers than if nothing had gone wrong")
-            self.team.end(True)
-            return True
-        kinds = {type(end) for end in outcomes}
-        if len(kinds) != 1:
-            raise Violation(f"ranks ended a step in different ways: {kinds}")
-        if not faults:
+    # -- what must hold --------------------------------------------------------------------------
+
+    def _judge(self) -> None:
+        programs = self.team.programs
+        living = [program for program in programs if not self._is_victim(program)]
+        self._judge_steps(programs)
+        self._judge_waits(programs)
+        for program in living:
+            if not program.is_through and not program.errors:
+                raise Violation(f"{program.process.name} ended without an error")
+        failed = [program for program in living if program.errors]
+        if failed and not any(fault.has_happened for fault in self.faults):
             raise Violation("a step failed without a reason")
-        self._judge_blame(faults, [str(end) for end in outcomes])
-        is_deferred = kinds == {sw.errors.CorruptMessageError} and self.scenario.every is not None
-        if is_deferred or self.scenario.step_ahead:
-            self.follows_twin = False
-        if not is_deferred and not all(map(_same, held, before)):
-            raise Violation("a failed step changed what a rank keeps")
-        self.team.end(is_deferred)
-        return False
+        broken = [program for program in living if not program.is_through]
+        if not broken:
+            self._judge_whole(programs)
+        elif any(program.is_through and len(program.taken) < STEPS for program in living):
+            raise Violation("some ranks went on, and others did not")
+        self._judge_errors(living)
 
-    def _judge_broken(
-        self,
-        faults: Faults,
-        outcomes: Outcomes,
-        before: list[list[Tensor]],
-        after: list[list[Tensor]],
-    ) -> None:
-        if not faults.corruption and not faults.crash:
-            raise Violation("the group broke without a reason")
-        if not faults.crash and str(self.network.broken).startswith("the exchange cannot go on"):
-            raise Violation("ranks wait for one that has raised and would begin another step")
-        for rank, end in enumerate(outcomes):
-            held = self.team.held(rank)
-            is_before, is_after = _same(held, before[rank]), _same(held, after[rank])
-            is_error = isinstance(end, (sw.SparsewireError, NonFinite))
-            if is_error and not is_before and not isinstance(end, sw.errors.CorruptMessageError):
-                raise Violation(f"rank {rank} raised, and yet it has changed what it keeps")
-            if not is_error and self.follows_twin and not is_after:
-                raise Violation(f"rank {rank} took the step, and keeps other numbers")
-        self._judge_blame(faults, [str(end) for end in outcomes])
+    def _is_victim(self, program: Program) -> bool:
+        """Whether a rank may end without a word."""
+        process = program.process
+        was_killed = process.is_dead and not program.is_through and not program.errors
+        return (was_killed and self._has(program, "kill")) or process.is_stopped
 
-    def _judge_blame(self, faults: Faults, texts: Sequence[str]) -> None:
-        """The rank that caused an error is named in some rank's words."""
-        text = "\n".join(texts)
-        names = []
-        if faults.corruption is not None and faults.corruption.group:
-            names.append(f"rank {faults.corruption.sender}")
-        if faults.crash is not None:
-            names += [f"rank {faults.crash[0]}", "no room left"]
-        local = self.scenario.topologies[0].local_world_size
-        for rank in (faults.bad_rank, faults.late_rank):
-            if rank is not None:
-                names += [f"rank {rank}", f"node {rank // local}"]
-        if not any(name in text for name in names):
-            raise Violation(f"no error names {' or '.join(names)}")
+    def _has(self, program: Program, kind: str) -> bool:
+        return any(
+            fault.kind == kind and fault.rank == program.rank and fault.has_happened
+            for fault in self.faults
+        )
 
-    def _check_that_it_is_over(self, step: int) -> None:
-        """A group that is broken refuses every later step."""
-        self.team.begin(step)
-        runs = [self.team.routine(rank) for rank in range(SIZE)]
-        try:
-            self.network.outcomes(runs, self.team.all_counters)
-        except sw.errors.ExchangeError:
+    @property
+    def _follows_twin(self) -> bool:
+        """Whether ranks end as if nothing had happened; not after updates that were sent late."""
+        scenario = self.scenario
+        is_late = scenario.every is not None and any(fault.message for fault in self.faults)
+        is_late |= bool(scenario.step_ahead) and any(p.errors for p in self.team.programs)
+        kinds = {fault.kind for fault in self.faults if fault.has_happened}
+        return not (is_late or "drift" in kinds or (scenario.skips and "bad" in kinds))
+
+    def _judge_steps(self, programs: Sequence[Program]) -> None:
+        """Ranks take the same steps, and hold the same bits after each."""
+        counts = [len(program.taken) for program in programs]
+        if max(counts) - min(counts) > 1 + self.scenario.delay:
+            raise Violation(f"some ranks went on without others, which took {counts} steps")
+        for step in range(max(counts)):
+            held = [p.taken[step] for p in programs if len(p.taken) > step]
+            drifts = [f.step for f in self.faults if f.kind == "drift" and f.has_happened]
+            if not all(_same(each, held[0]) for each in held) and step < min(drifts, default=STEPS):
+                raise Violation(f"ranks hold different numbers after step {step}")
+            if self._follows_twin and not _same(held[0], self.twin.taken[step]):
+                raise Violation(f"step {step} did not end as if nothing had gone wrong")
+            for program in programs if self._follows_twin else ():
+                if len(program.kept) > step:
+                    expected = self.twin.kept[program.rank][step]
+                    if not _same(program.kept[step], expected):
+                        raise Violation(f"{program.process.name} keeps other numbers")
+
+    def _judge_whole(self, programs: Sequence[Program]) -> None:
+        """All ranks took all steps: nothing may be lost."""
+        if any(self._is_victim(program) or not program.is_through for program in programs):
             return
-        raise Violation("a broken group took another step")
+        has_drifted = any(f.kind == "drift" and f.has_happened for f in self.faults)
+        is_exact = not self.scenario.step_ahead and not has_drifted
+        if is_exact and not is_in_balance(programs):
+            raise Violation("accumulated is not applied + residual")
+
+    def _judge_waits(self, programs: Sequence[Program]) -> None:
+        """Nobody waits beyond the deadline, from when something went wrong on."""
+        begins = [f.ends_at for f in self.faults if f.has_happened and f.kind in ("freeze", "slow")]
+        for program in programs:
+            for began, ended, frozen in program.waits:
+                since = max([began, *(moment for moment in begins if moment <= ended)])
+                if ended - began - frozen > DEADLINE + REACTION and (
+                    ended - since > DEADLINE + REACTION
+                ):
+                    raise Violation(
+                        f"{program.process.name} waited from {began:.2f} s to {ended:.2f} s"
+                    )
+
+    def _judge_errors(self, living: Sequence[Program]) -> None:
+        """Errors name who is to blame for them."""
+        failed = [program for program in living if program.errors]
+        if not failed:
+            if any(fault.kind == "drift" and fault.has_happened for fault in self.faults):
+                raise Violation("a rank drifted away unseen")
+            return
+        texts = [str(error) for program in failed for _, error in program.errors]
+        blamed = [fault for fault in self.faults if fault.has_happened]
+        if blamed and not any(self._blames(text, fault) for text in texts for fault in blamed):
+            raise Violation("no error names who is to blame")
+
+    def _blames(self, text: str, fault: Fault) -> bool:
+        """Whether an error names the one who is to blame for a fault."""
+        places = [fault.rank if fault.message is None else fault.message.sender, fault.other]
+        hosts = [
+            SIZE,
+            *(rank for rank in range(SIZE) if self.team.processes[rank] is self.team.host),
+        ]
+        named = {
+            int(number)
+            for numbers in re.findall(r"\brank(?:s|) (\d+(?:, \d+)*)", text)
+            for number in numbers.split(", ")
+        }
+        nodes = {int(number) for number in re.findall(r"\bmachine (\d+)", text)}
+        return (
+            (not nodes and bool(named.intersection(places)))
+            or (self.scenario.machines and bool(nodes & {place // LOCAL for place in places}))
+            or (bool(set(hosts).intersection(places)) and "the process that hosts it" in text)
+            or (fault.kind == "raise" and "no room left" in text)
+        )
 
 
 def _same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:

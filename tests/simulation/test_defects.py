@@ -1,76 +1,84 @@
-"""Defects that were mended, put back one by one: the schedules find each of them."""
+"""Defects that were mended, put back one by one: schedules find each of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
 
 from sparsewire import exchange, intra_node, session
-from sparsewire.errors import CorruptMessageError, DisagreementError, ExchangeError
+from sparsewire.adapters.audit import Audit
+from sparsewire.adapters.pipeline import Pipeline
+from sparsewire.adapters.rounds import Rounds
+from sparsewire.errors import CorruptMessageError, DisagreementError, ExchangeError, SparsewireError
+from sparsewire.groups import thread
+from sparsewire.groups.connection import Connection
+from sparsewire.groups.environment import Environment
+from sparsewire.groups.liveness import Liveness
+from sparsewire.groups.thread import POLL, ExchangeThread, Watch
 from sparsewire.intra_node import Machine
 from sparsewire.message import FINE, Header
 from sparsewire.requests import Routine
 from sparsewire.session import Transaction
 from sparsewire.sums import Total
 
-from .network import Violation
-from .schedule import Schedule
-from .teams import undisturbed
-from .test_schedules import SCENARIOS
+from . import network
+from .scenarios import play
+from .schedule import undisturbed
+from .world import Violation
 
-SEEDS = 200
+SEEDS = 400
 Patch = pytest.MonkeyPatch
 
 
-def _raises_instead(call: Callable[..., Any], kind: type[Exception]) -> Callable[..., Any]:
-    """Call, but raise another kind of error."""
-
-    def changed(*arguments: Any) -> Any:
-        try:
-            return call(*arguments)
-        except ExchangeError as error:
-            raise (error if error.is_agreed else kind(str(error))) from error
-
-    return changed
+# -- 1: a hang while the host of the store is frozen or cut off ------------------------------------
 
 
-def one_rank_refuses_a_header_and_goes_on(patch: Patch) -> None:
-    unpack = _raises_instead(Header.unpack, DisagreementError)
-    patch.setattr(Header, "unpack", staticmethod(unpack))
+def a_call_to_the_store_has_no_limit(patch: Patch) -> None:
+    patch.setattr(Environment, "within", lambda self, seconds, call: call())
 
 
-def one_rank_refuses_a_status_and_goes_on(patch: Patch) -> None:
-    check = _raises_instead(exchange.check_statuses, CorruptMessageError)
-    patch.setattr(exchange, "check_statuses", check)
+def the_clock_looks_into_the_store(patch: Patch) -> None:
+    def look(thread: ExchangeThread) -> None:
+        while thread.broken is None and not thread._stop.wait(POLL):
+            thread._watch.check_reports()
+            thread._watch.check_deadline()
+
+    patch.setattr(ExchangeThread, "_look_at_clock", look)
+    only_the_clock_knows_the_deadline(patch)
 
 
-def no_error_breaks_the_group(patch: Patch) -> None:
-    patch.setattr(ExchangeError, "is_agreed", True)
+def promises_fail_after_the_store_was_asked(patch: Patch) -> None:
+    plain = Watch.fail
+
+    def fail(watch: Watch, error: SparsewireError, level: int = 0) -> None:
+        with suppress(RuntimeError):
+            watch._liveness.alarm(str(error))
+        plain(watch, error)
+
+    patch.setattr(Watch, "fail", fail)
+    patch.setattr(Liveness, "_ask", lambda *_: "nobody was asked")
 
 
-def _trust(patch: Patch, module: Any) -> None:
-    plain = module.gather_checked
-
-    def trusting(*arguments: Any) -> Routine[Any]:
-        rows, _ = yield from plain(*arguments)
-        return rows, torch.tensor(FINE)
-
-    patch.setattr(module, "gather_checked", trusting)
+# -- 2: ranks that part after a step that was left out ---------------------------------------------
 
 
-def what_is_unused_is_not_checked(patch: Patch) -> None:
-    _trust(patch, exchange)
+def a_dropped_step_is_remembered(patch: Patch) -> None:
+    plain = Pipeline.take
+
+    def take(pipeline: Pipeline, bucket: Any) -> Any:
+        dropped = pipeline.dropped
+        future = plain(pipeline, bucket)
+        pipeline.dropped = dropped
+        return future
+
+    patch.setattr(Pipeline, "take", take)
 
 
-def samples_of_the_residual_are_not_checked(patch: Patch) -> None:
-    _trust(patch, session)
-
-
-def buffers_are_not_checked(patch: Patch) -> None:
-    patch.setattr(session, "matches_checksum", lambda *_: torch.tensor(True))
+# -- 3: inside machines ----------------------------------------------------------------------------
 
 
 def a_machines_sum_is_not_checked(patch: Patch) -> None:
@@ -110,6 +118,121 @@ def _keep(before: Any, after: Any) -> Any:
     return after
 
 
+def the_audit_goes_before_the_headers(patch: Patch) -> None:
+    plain = Pipeline._begin
+
+    def begin(pipeline: Pipeline, step: Any) -> Any:
+        number = pipeline.session.steps
+        if pipeline.audit.is_due(number):
+            audit = pipeline.audit.compare(pipeline._parameters, number, pipeline.group.rank)
+            pipeline._drive(audit)
+        return plain(pipeline, step)
+
+    patch.setattr(Pipeline, "_begin", begin)
+
+
+def leaders_are_called_ranks(patch: Patch) -> None:
+    plain = session.read_statuses
+    patch.setattr(session, "read_statuses", lambda calls, statuses, *_: plain(calls, statuses))
+
+
+# -- 4: what one rank alone finds corrupt ----------------------------------------------------------
+
+
+def _raises_instead(call: Callable[..., Any], kind: type[Exception]) -> Callable[..., Any]:
+    """Call, but raise another kind of error."""
+
+    def changed(*arguments: Any) -> Any:
+        try:
+            return call(*arguments)
+        except ExchangeError as error:
+            raise (error if error.is_agreed else kind(str(error))) from error
+
+    return changed
+
+
+def one_rank_refuses_a_header_and_goes_on(patch: Patch) -> None:
+    unpack = _raises_instead(Header.unpack, DisagreementError)
+    patch.setattr(Header, "unpack", staticmethod(unpack))
+
+
+def one_rank_refuses_a_status_and_goes_on(patch: Patch) -> None:
+    check = _raises_instead(exchange.check_statuses, CorruptMessageError)
+    patch.setattr(exchange, "check_statuses", check)
+
+
+def no_error_breaks_the_group(patch: Patch) -> None:
+    def forgive(thread: ExchangeThread, error: SparsewireError) -> None:
+        thread._watch._on_failure(error)
+
+    patch.setattr(ExchangeThread, "_fail", forgive)
+
+
+def _trust(patch: Patch, module: Any) -> None:
+    plain = module.gather_checked
+
+    def trusting(*arguments: Any) -> Routine[Any]:
+        rows, _ = yield from plain(*arguments)
+        return rows, torch.tensor(FINE)
+
+    patch.setattr(module, "gather_checked", trusting)
+
+
+def what_is_unused_is_not_checked(patch: Patch) -> None:
+    _trust(patch, exchange)
+
+
+def samples_of_the_residual_are_not_checked(patch: Patch) -> None:
+    _trust(patch, session)
+
+
+def buffers_are_not_checked(patch: Patch) -> None:
+    patch.setattr(session, "matches_checksum", lambda *_: torch.tensor(True))
+
+
+# -- 5: a thread that is inside the backend when the process exits ---------------------------------
+
+
+def a_wait_for_the_backend_has_no_end(patch: Patch) -> None:
+    def wait(work: network.SimulatedWork, is_given_up: Callable[[], bool]) -> bool:
+        work.wait()
+        return True
+
+    patch.setattr(network, "wait_in_slices", wait)
+
+
+# -- 6: ranks that drift apart ---------------------------------------------------------------------
+
+
+def weights_are_not_compared(patch: Patch) -> None:
+    patch.setattr(Audit, "is_due", lambda *_: False)
+
+
+# -- 7: errors that name nobody --------------------------------------------------------------------
+
+
+def who_was_interrupted_tells_nobody(patch: Patch) -> None:
+    def listen(thread: ExchangeThread) -> None:
+        while thread.broken is None and not thread._stop.wait(POLL):
+            thread._watch.check_reports()
+        if thread.broken is not None:
+            with suppress(RuntimeError):
+                thread.group.liveness.answer()
+
+    patch.setattr(ExchangeThread, "_listen", listen)
+
+
+def nobody_asks_who_is_missing(patch: Patch) -> None:
+    patch.setattr(Liveness, "_findings", lambda *_: "something went wrong")
+
+
+def a_failure_is_not_reported(patch: Patch) -> None:
+    patch.setattr(Liveness, "alarm", lambda *_: None)
+
+
+# -- more that was mended --------------------------------------------------------------------------
+
+
 def an_update_that_was_not_sent_is_dropped(patch: Patch) -> None:
     patch.setattr(Transaction, "defer", Transaction.rollback)
 
@@ -124,7 +247,50 @@ def an_update_that_arrived_corrupt_is_kept(patch: Patch) -> None:
     patch.setattr(Transaction, "defer", defer)
 
 
+def a_host_that_is_through_must_stay(patch: Patch) -> None:
+    patch.setattr(thread, "LINGER", 0.0)
+
+
+def a_late_round_in_a_broken_group_seems_to_end(patch: Patch) -> None:
+    def end(rounds: Rounds) -> None:
+        rounds.finish()
+        rounds._updates.collect()
+        rounds._updates.begin_early()
+        rounds._start()
+
+    patch.setattr(Rounds, "end", end)
+
+
+def only_the_clock_knows_the_deadline(patch: Patch) -> None:
+    def wait(connection: Connection, ticket: Any) -> Any:
+        liveness = connection.liveness
+        try:
+            if ticket.work is not None:
+                liveness.progress.enter("waiting")
+                if not connection._transport.wait(ticket.work, lambda: liveness.given_up):
+                    raise connection._given_up()
+                liveness.progress.enter("computing")
+            return ticket.answer()
+        except ExchangeError:
+            raise
+        except RuntimeError as cause:
+            raise connection.failure(cause) from cause
+
+    patch.setattr(Connection, "wait", wait)
+
+
 DEFECTS: list[tuple[Callable[[Patch], None], str]] = [
+    (a_call_to_the_store_has_no_limit, "all-gather"),
+    (the_clock_looks_into_the_store, "updates"),
+    (promises_fail_after_the_store_was_asked, "all-gather"),
+    (a_dropped_step_is_remembered, "skip"),
+    (a_machines_sum_is_not_checked, "machines"),
+    (a_machines_mean_is_not_checked, "machines-union"),
+    (a_machines_steps_are_not_compared, "machines"),
+    (a_leader_keeps_errors_to_itself, "machines-sharded"),
+    (bytes_that_arrive_corrupt_inside_a_machine_are_a_bad_gradient, "machines"),
+    (the_audit_goes_before_the_headers, "machines"),
+    (leaders_are_called_ranks, "machines"),
     (one_rank_refuses_a_header_and_goes_on, "all-gather"),
     (one_rank_refuses_a_header_and_goes_on, "updates"),
     (one_rank_refuses_a_header_and_goes_on, "machines"),
@@ -134,13 +300,17 @@ DEFECTS: list[tuple[Callable[[Patch], None], str]] = [
     (what_is_unused_is_not_checked, "unused"),
     (samples_of_the_residual_are_not_checked, "updates-ahead"),
     (buffers_are_not_checked, "updates"),
-    (a_machines_sum_is_not_checked, "machines"),
-    (a_machines_mean_is_not_checked, "machines-union"),
-    (a_machines_steps_are_not_compared, "machines"),
-    (a_leader_keeps_errors_to_itself, "machines-sharded"),
-    (bytes_that_arrive_corrupt_inside_a_machine_are_a_bad_gradient, "machines"),
+    (a_wait_for_the_backend_has_no_end, "leader"),
+    (weights_are_not_compared, "union"),
+    (weights_are_not_compared, "updates-delayed"),
+    (who_was_interrupted_tells_nobody, "all-gather"),
+    (nobody_asks_who_is_missing, "sharded"),
+    (a_failure_is_not_reported, "all-gather"),
     (an_update_that_was_not_sent_is_dropped, "updates"),
     (an_update_that_arrived_corrupt_is_kept, "updates-machines"),
+    (a_host_that_is_through_must_stay, "all-gather"),
+    (a_late_round_in_a_broken_group_seems_to_end, "updates-delayed"),
+    (only_the_clock_knows_the_deadline, "leader"),
 ]
 
 
@@ -160,18 +330,9 @@ def test_schedules_find(defect: Callable[[Patch], None], name: str, monkeypatch:
     found = None
     for seed in range(SEEDS):
         try:
-            Schedule(SCENARIOS[name], seed).play()
+            play(name, seed)
         except Violation as violation:
             found = str(violation)
             break
     assert found is not None, f"no schedule of {SEEDS} finds it"
-    assert f"seed {seed}" in found
-
-
-def test_a_schedule_replays_as_it_was() -> None:
-    stories = []
-    for _ in range(2):
-        schedule = Schedule(SCENARIOS["machines"], 7)
-        schedule.play()
-        stories.append(schedule.story)
-    assert stories[0] == stories[1]
+    assert f"python -m tests.simulation {name} {seed}" in found

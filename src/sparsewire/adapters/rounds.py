@@ -56,6 +56,9 @@ class Rounds:
 
     def end(self) -> None:
         """End a round, and begin the next."""
+        if self.thread is not None and self.thread.broken is not None and not self.is_under_way:
+            self._updates.begin()
+            raise self.thread.broken
         if self._delay:
             self.finish()
             self._updates.collect()

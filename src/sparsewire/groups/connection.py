@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import datetime
+import json
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..errors import ExchangeError
 from ..requests import Request
-from .liveness import Liveness
+from .liveness import GRACE, Liveness, Store
 from .simulated import answer_all
 from .transport import Work
+
+Result = TypeVar("Result")
 
 
 class Carrier(Protocol):
@@ -60,12 +65,57 @@ class Connection:
     ) -> None:
         self.rank = rank
         self.size = size
+        self.timeout = liveness.timeout
         self.liveness = liveness
         self._device = device
         self._is_closed = False
         self._is_abandoned = False
         if transport is not None:
             self._transport = transport
+
+    def limited(self, call: Callable[[], Result]) -> Result:
+        """Return what `call` returns; it may wait for a store that never answers.
+
+        :meta private:
+        """
+        limit, on_cuda = self.timeout + GRACE, self._device.type == "cuda"
+
+        def on_device() -> Result:
+            with torch.cuda.device(self._device) if on_cuda else nullcontext():
+                return call()  # on a thread, and each has a device of its own
+
+        try:
+            return self.liveness.environment.within(limit, on_device)
+        except RuntimeError as cause:
+            raise self.failure(cause) from cause
+        except TimeoutError as cause:
+            late = TimeoutError(f"it took more than {limit:.0f} seconds")
+            raise self.failure(late) from cause
+
+    def find_common(self, what: str, spares: Iterable[int]) -> int | None:
+        """Return the first of these numbers that every rank has, if there is one.
+
+        A model that is deleted without `detach` leaves its groups on some ranks sooner than on
+        others.
+
+        :meta private:
+        """
+        if self.size == 1:
+            return min(spares, default=None)
+        return self.limited(lambda: self._find_common(what, spares))
+
+    def _arrive(self, store: Store, spares: Iterable[int]) -> int | None:
+        """Come to the first meeting; return the first of these numbers that every rank has."""
+        self._store = store
+        self.liveness.arrive(store)
+        return self._find_common("doubles", spares)
+
+    def _find_common(self, what: str, spares: Iterable[int]) -> int | None:
+        self._store.set(f"{what}/{self.rank}", json.dumps(list(spares)))
+        keys = [f"{what}/{rank}" for rank in range(self.size)]
+        self._store.wait(keys, datetime.timedelta(seconds=self.timeout))
+        common = set.intersection(*(set(json.loads(self._store.get(key))) for key in keys))
+        return min(common, default=None)
 
     @property
     def doing(self) -> str:
@@ -90,16 +140,23 @@ class Connection:
     def wait(self, ticket: Ticket) -> Any:
         """Wait for the end of a request, and return its answer."""
         liveness = self.liveness
+        end = liveness.environment.now() + self.timeout + GRACE
+
+        def is_given_up() -> bool:
+            return liveness.given_up or liveness.environment.now() > end
+
         try:
             if ticket.work is not None:
                 liveness.progress.enter("waiting")
-                if not self._transport.wait(ticket.work, lambda: liveness.given_up):
+                if not self._transport.wait(ticket.work, is_given_up):
+                    if not liveness.given_up:  # nobody watches over it, as while attaching
+                        raise TimeoutError(f"nothing moved for {self.timeout + GRACE:.0f} seconds")
                     raise self._given_up()
                 liveness.progress.enter("computing")
             return ticket.answer()
         except ExchangeError:
             raise
-        except RuntimeError as cause:
+        except (RuntimeError, TimeoutError) as cause:
             raise self.failure(cause) from cause
 
     def _given_up(self) -> ExchangeError:

@@ -7,10 +7,8 @@ mix with those that the training script or another thread issues, and have a dea
 from __future__ import annotations
 
 import datetime
-import json
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Iterable
 from typing import TypeVar
 
 import torch
@@ -19,7 +17,7 @@ from torch import Tensor
 
 from ..errors import AttachError
 from .connection import Connection, Ticket
-from .liveness import GRACE, Liveness, store_of
+from .liveness import Liveness, store_of
 from .transport import Transport
 
 Result = TypeVar("Result")
@@ -80,7 +78,7 @@ class DistributedGroup(Connection):
         original = process_group if process_group is not None else dist.group.WORLD
         if not isinstance(original, dist.ProcessGroup):
             raise AttachError("this process is not a member of the process group")
-        self.timeout = timeout = seconds_of(timeout)
+        timeout = seconds_of(timeout)
         rank, size = dist.get_rank(original), dist.get_world_size(original)
         liveness = _part_of.liveness if _part_of else Liveness(rank, size, timeout)
         device = self._message_device(original, device or torch.device("cpu"))
@@ -103,50 +101,11 @@ class DistributedGroup(Connection):
         original = self._original
         if self._is_own:
             return original, Transport(original, self._device)
-        self._store = store_of(original, str(self.meeting))
-        self.liveness.arrive(self._store)
         spares = _spares.setdefault(original, {}).setdefault(self.timeout, {})
-        self._made = self._find_common("doubles", spares) or self.meeting
+        store = store_of(original, str(self.meeting))
+        self._made = self._arrive(store, spares) or self.meeting
         double = spares.pop(self._made, None) or self._make_double(original)
         return double, Transport(double, self._device)
-
-    def limited(self, call: Callable[[], Result]) -> Result:
-        """Return what `call` returns; it may wait for a store that never answers.
-
-        :meta private:
-        """
-        limit, on_cuda = self.timeout + GRACE, self._device.type == "cuda"
-
-        def on_device() -> Result:
-            with torch.cuda.device(self._device) if on_cuda else nullcontext():
-                return call()  # on a thread, and each has a device of its own
-
-        try:
-            return self.liveness.environment.within(limit, on_device)
-        except RuntimeError as cause:
-            raise self.failure(cause) from cause
-        except TimeoutError as cause:
-            late = TimeoutError(f"it took more than {limit:.0f} seconds")
-            raise self.failure(late) from cause
-
-    def find_common(self, what: str, spares: Iterable[int]) -> int | None:
-        """Return the first of these numbers that every rank has, if there is one.
-
-        A model that is deleted without `detach` leaves its groups on some ranks sooner than on
-        others.
-
-        :meta private:
-        """
-        if self.size == 1:
-            return min(spares, default=None)
-        return self.limited(lambda: self._find_common(what, spares))
-
-    def _find_common(self, what: str, spares: Iterable[int]) -> int | None:
-        self._store.set(f"{what}/{self.rank}", json.dumps(list(spares)))
-        keys = [f"{what}/{rank}" for rank in range(self.size)]
-        self._store.wait(keys, datetime.timedelta(seconds=self.timeout))  # type: ignore[attr-defined]
-        common = set.intersection(*(set(json.loads(self._store.get(key))) for key in keys))
-        return min(common, default=None)
 
     def _make_double(self, original: dist.ProcessGroup) -> dist.ProcessGroup:
         backend = dist.get_backend(original)

@@ -10,6 +10,7 @@ The environment and the store are passed in, so that all of this also runs under
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol, get_args
@@ -20,8 +21,9 @@ from torch._C._distributed_c10d import PrefixStore
 from ..errors import ExchangeError
 from .environment import Environment
 
-PATIENCE = 3.0  # seconds to wait for answers: ranks look for a note twice a second
-LIMIT = PATIENCE + 1.0  # seconds to wait for the store, which may be frozen or cut off
+PATIENCE = 1.5  # seconds to wait for answers: ranks look for a note four times a second
+LOOK = 0.05  # seconds between two looks for answers
+LIMIT = 4.0  # seconds to wait for the store, which may be frozen or cut off
 GRACE = 5.0  # seconds that the backend's own deadline gets to speak first
 BEHIND = 1.0  # seconds at one place after which a rank counts as behind
 
@@ -40,6 +42,9 @@ class Store(Protocol):
 
     def set(self, key: str, value: str, /) -> None:
         """Write under a key."""
+
+    def wait(self, keys: list[str], timeout: datetime.timedelta, /) -> None:
+        """Wait until all keys are there; raises RuntimeError after so long."""
 
 
 class Report(NamedTuple):
@@ -104,6 +109,12 @@ class Progress:
     def elapsed(self) -> float | None:
         """Seconds since the job under way began; None if there is none."""
         return None if self.stage == "finished" else self._clock() - self._began
+
+    @property
+    def stuck_for(self) -> float:
+        """Seconds since anything moved in the job under way; 0 if there is none."""
+        _, stage, _, since = self._now
+        return 0.0 if stage == "finished" else self._clock() - since
 
     def begin(self, doing: str) -> None:
         """Begin the next job."""
@@ -179,7 +190,7 @@ class Liveness:
 
         def ask() -> str:
             self.alarm(cause)
-            return self._findings()
+            return self._findings(cause)
 
         with self._lock:
             if self._finding is None:
@@ -199,21 +210,22 @@ class Liveness:
             "cut off"
         )
 
-    def _findings(self) -> str:
-        """Who is missing or behind, in words."""
+    def _findings(self, cause: str) -> str:
+        """Who is missing or behind, and what was reported first unless that is the cause."""
         try:
             late = self._without("come", self._others)
             if late:
                 return f"{self._named(late)} of {self._size} did not come"
-            reports = self._call_roll()
+            note, reports = self.alarmed(), self._call_roll()
         except RuntimeError:
             return "the store is out of reach: the process that hosts it (often rank 0) is gone"
         missing = [rank for rank in self._others if rank not in reports]
+        first = "" if note is None or note in cause else f"; {note}"
         if missing:
             who = self._named(missing)
-            return f"{who} of {self._size} did not answer: dead, stopped or out of reach"
+            return f"{who} of {self._size} did not answer: dead, stopped or out of reach{first}"
         behind = self._behind(reports)
-        return "all ranks still answer" + (f", but {behind}" if behind else "")
+        return "all ranks still answer" + (f", but {behind}" if behind else "") + first
 
     @property
     def _others(self) -> list[int]:
@@ -228,9 +240,13 @@ class Liveness:
         """Answer, wait for the others' answers, and return those that came."""
         assert self._store is not None
         self.answer()
-        missing, end = self._others, self.environment.now() + PATIENCE
+        # Looks are counted, because on a busy machine they take longer, and so do answers.
+        missing, looks, end = self._others, 0, self.environment.now() + 2 * PATIENCE
         while (missing := self._without("here", missing)) and self.environment.now() < end:
-            self.environment.sleep(0.05)
+            if looks * LOOK >= PATIENCE:
+                break
+            self.environment.sleep(LOOK)
+            looks += 1
         came = [rank for rank in range(self._size) if rank not in missing]
         return {rank: Report.read(bytes(self._store.get(f"here/{rank}"))) for rank in came}
 

@@ -23,7 +23,9 @@ from .liveness import GRACE, Liveness
 
 log = logging.getLogger("sparsewire.thread")
 
-POLL = 0.5  # seconds between looks at the store and the clock
+POLL = 0.25  # seconds between looks at the store and the clock
+JOIN = 1.0  # seconds that threads get to end
+LINGER = 1.0  # seconds at one place without a store, after which an exchange has failed
 
 
 class Promise:
@@ -81,9 +83,9 @@ class Watch:
         try:
             note = self._liveness.alarmed()
         except RuntimeError:
-            # no store any more: only worth a word while something waits for the others
-            is_busy = self._liveness.progress.elapsed is not None
-            note = "the watcher: the store is out of reach" if is_busy else None
+            # no store any more: a host that is through with its training leaves before the others
+            is_stuck = self._liveness.progress.stuck_for > LINGER
+            note = "the watcher: the store is out of reach" if is_stuck else None
         if note is not None:
             self.fail(self._liveness.failure(RuntimeError(f"reported by {note}")))
 
@@ -138,7 +140,7 @@ class ExchangeThread:
         self._join()
 
     def _join(self) -> None:
-        end = self._environment.now() + 2 * POLL
+        end = self._environment.now() + JOIN
         for thread in self._threads:
             if not self._environment.is_current(thread):
                 thread.join(max(0.0, end - self._environment.now()))
@@ -171,6 +173,7 @@ class ExchangeThread:
             self._watch.check_reports()
         if self.broken is not None:
             with contextlib.suppress(RuntimeError):
+                self.group.liveness.alarm(str(self.broken))  # unless that was done
                 self.group.liveness.answer()  # and no more
 
 

@@ -32,6 +32,29 @@ class Work(Protocol):
         """Wait for its end."""
 
 
+class LimitedWork(Protocol):
+    """Something under way on a CPU, for whose end one may wait a while."""
+
+    def wait(self, timeout: datetime.timedelta = ..., /) -> object:
+        """Wait for its end; raises RuntimeError if it fails, or after so long."""
+
+    def is_completed(self) -> bool:
+        """Return whether it has ended, well or not."""
+
+
+def wait_in_slices(work: LimitedWork, is_given_up: Callable[[], bool]) -> bool:
+    """Wait for the end of something, or until it is given up; returns whether it has ended."""
+    while not is_given_up():
+        try:
+            work.wait(SLICE)
+            return True
+        except RuntimeError:
+            if work.is_completed():
+                work.wait()  # raises again what went wrong, unless it has just gone well
+                return True
+    return False
+
+
 @dataclass(frozen=True)
 class _All:
     """Several things under way."""
@@ -100,18 +123,10 @@ class Transport:
 
         A thread that is still inside Gloo when the interpreter exits would abort the process.
         """
-        if not (self._is_gloo and isinstance(work, BackendWork)):
-            work.wait()  # on a GPU this makes the stream wait, not the thread
-            return True
-        while not is_given_up():
-            try:
-                work.wait(SLICE)
-                return True
-            except RuntimeError:
-                if work.is_completed():
-                    work.wait()  # raises again what went wrong, unless it has just gone well
-                    return True
-        return False
+        if self._is_gloo and isinstance(work, BackendWork):
+            return wait_in_slices(work, is_given_up)
+        work.wait()  # on a GPU this makes the stream wait, not the thread
+        return True
 
     def _into_one(self, output: Tensor, payload: Tensor) -> Work:
         work: Work = self._single(output, payload, group=self._group, async_op=True)
