@@ -62,14 +62,6 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Command:
-    """What to type to get the same again."""
-
-    text: str
-    template = "command.html"
-
-
-@dataclass(frozen=True)
 class Folded:
     """A block that opens on a click."""
 
@@ -155,18 +147,6 @@ class Page:
         """The command that was run."""
         return str(self.setting.arguments["command"])
 
-    @property
-    def closing(self) -> Section:
-        """How it was measured, with which command, and where."""
-        return Section(
-            "How it was measured",
-            (
-                Notes(self.method),
-                Command(command_line(self.setting.arguments)),
-                _environment(self.setting),
-            ),
-        )
-
 
 def save(page: Page, path: Path) -> None:
     """Write the page as one file."""
@@ -182,6 +162,8 @@ def render(page: Page) -> str:
         .get_template("page.html")
         .render(
             page=page,
+            command_line=command_line(page.setting.arguments),
+            environment=_environment(page.setting),
             script=Markup(script),  # ours, and checked against its hash by the browser
             policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
             lines=list(zip(OF_LINES, LINES_ON_DARK, strict=True)),
@@ -244,7 +226,7 @@ def shared_cores(setting: Setting, hosts: int) -> tuple[str, ...]:
     if cores >= 2 * hosts:
         return ()
     return (
-        f"The {hosts} hosts share {plural(cores, 'core')} of one machine, so computing, "
+        f"The {hosts} workers share {plural(cores, 'core')} of one machine, so computing, "
         f"selecting and coding take longer here than on machines of their own.",
     )
 

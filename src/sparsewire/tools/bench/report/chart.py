@@ -61,8 +61,8 @@ class Panel:
         series: the lines, the last on top.
         heights: the range of the vertical axis.
         target: a height to mark, and what it is.
-        ticks: where the horizontal axis has ticks; given for logarithmic axes alone.
-        say: a height in words, for logarithmic axes.
+        ticks: where the horizontal axis has ticks, if it does not begin at zero.
+        say: a height in words, which makes both axes logarithmic.
     """
 
     title: str
@@ -174,10 +174,10 @@ def _draw_line(axes: Axes, series: Series, gid: str) -> None:
 def _finish(axes: Axes, panel: Panel, letters: int) -> None:
     if panel.say is not None:
         _make_logarithmic(axes, panel.ticks, panel.say)
+    elif panel.ticks:
+        axes.set_xticks(panel.ticks)
     else:
         axes.set_xlim(left=0)
-    if panel.ticks and panel.say is None:
-        axes.set_xticks(panel.ticks)
     if panel.heights is not None:
         axes.set_ylim(panel.heights)
     if panel.target is not None:
