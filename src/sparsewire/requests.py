@@ -1,8 +1,8 @@
-"""What an exchange asks its driver to do: carry bytes between the ranks.
+"""Requests: the communication that an exchange asks its driver for.
 
-An exchange is a routine: a generator that yields steps and is sent their results. It knows no
-network, thread or clock, so the same routine runs over `torch.distributed`, between simulated
-workers, or under a test that corrupts what it carries.
+An exchange is a routine: a generator that yields requests and receives the answers. It contains no
+network, thread or clock, so that the same routine runs over `torch.distributed`, between simulated
+workers, or in a test that corrupts messages.
 """
 
 from __future__ import annotations
@@ -19,20 +19,18 @@ GroupName = Literal["exchange", "status", "intra_node", "everyone"]
 
 @dataclass(frozen=True)
 class Request:
-    """One collective operation. All ranks ask for the same, with payloads of the same shape.
+    """One collective operation. All ranks request the same, with payloads of the same shape.
 
     Arguments:
-        op: 'all_gather': every rank gets all ranks' payloads, as a list in rank order.
-            'all_to_all': row r of the payload goes to rank r; every rank gets the rows that all
-            ranks had for it, as a list in rank order.
-            'broadcast': every rank gets the payload of rank `root`; the payloads of the others
-            only say how long it is.
-        payload: a uint8 tensor, flat except for 'all_to_all'.
-        group: whose ranks take part: those that 'exchange' gradients, those that compare their
-            'status' after a step, those 'intra_node', on one machine, or 'everyone'.
-        root: the rank that 'broadcast' starts from.
-        out: memory with a row for each rank that the driver may use for what arrives, so that it
-            need not allocate.
+        op: `'all_gather'`: every rank gets all ranks' payloads, as a list in rank order.
+            `'all_to_all'`: row r of the payload goes to rank r, and every rank gets the rows that
+            all ranks have for it, as a list in rank order. `'broadcast'`: every rank gets the
+            payload of rank `root`; the payloads of the others only give its size.
+        payload: A uint8 tensor, flat except for `'all_to_all'`.
+        group: The ranks that take part: those that `'exchange'` gradients, those that compare their
+            `'status'` after a step, those of one machine (`'intra_node'`), or `'everyone'`.
+        root: The rank that broadcasts.
+        out: Memory with one row for each rank, in which the driver may store what it receives.
     """
 
     op: Literal["all_gather", "all_to_all", "broadcast"]
@@ -47,7 +45,7 @@ class Request:
         return self.group in ("exchange", "status")
 
     def traffic(self, world_size: int) -> int:
-        """Return the bytes that a rank sends, and receives; for 'broadcast' on average."""
+        """Return the bytes that a rank sends and receives; for a broadcast, on average."""
         nbytes = self.payload.nbytes
         if self.op == "all_to_all":
             return gather_traffic(nbytes // world_size, world_size)
@@ -58,14 +56,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Start:
-    """Begin a request and go on at once; the result is a ticket for `Wait`."""
+    """Begin a request without waiting for it. The result is a ticket for `Wait`."""
 
     request: Request
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Wait for a request that was started; the result is what the request would have given."""
+    """Wait for a request that was started. The result is the answer to the request."""
 
     ticket: Any
 

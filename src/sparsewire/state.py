@@ -32,21 +32,23 @@ Saved = dict[str, dict[str, Tensor]]  # parameter name -> key of a field -> tens
 
 @dataclass(frozen=True)
 class StateField:
-    """One number for every coordinate that a part keeps from step to step.
+    """A tensor that a part keeps from step to step, with one number for every coordinate.
 
     Arguments:
-        key: names the field in checkpoints and checksums. It never changes, whatever the attribute
-            or class that uses it is called.
-        extent: every 'coordinate' of a parameter, or those 'owned' by this rank as a shard owner.
-        loss_scale_power: how the field follows the scale s of the loss: 1 for what is made of
-            gradients, 2 for what is made of their squares, 0 for what does not depend on s.
-        follows_lr: holds gradients that are still to be applied, so that a new learning rate γ
-            multiplies them by γ_old / γ.
-        persistent: saved in checkpoints; otherwise it is zero after a restart.
-        resize: what the values of W ranks become when there are W' of them. 'mean': all ranks get
-            their mean, so that the mean over ranks stays, as which residuals are applied. 'sum':
-            all ranks get an equal part, 1/W', of their sum, which stays. 'reset': zero. An 'owned'
-            coordinate has one value only, which goes to its new owner as it is, unless 'reset'.
+        key: The name of the field in checkpoints and checksums. It must never change, even if the
+            attribute or class that uses it is renamed.
+        extent: `'coordinate'` for every coordinate of a parameter, or `'owned'` for those that this
+            rank owns as a shard owner.
+        loss_scale_power: How the field follows the scale s of the loss: 1 for sums of gradients, 2
+            for sums of their squares, 0 for what does not depend on s.
+        follows_lr: True if the field holds gradients that are still to be applied, so that a new
+            learning rate γ multiplies them by γ_old / γ.
+        persistent: If True, the field is saved in checkpoints. Otherwise it is zero after a
+            restart.
+        resize: What the values of W ranks become if W' ranks resume. `'mean'`: all ranks get their
+            mean, so that the mean over ranks stays the same, as for residuals. `'sum'`: all ranks
+            get an equal part, 1/W', of their sum, which stays the same. `'reset'`: zero. An owned
+            coordinate has one value, which goes to its new owner unless it is reset.
     """
 
     key: str
@@ -58,7 +60,7 @@ class StateField:
 
     @property
     def for_owner(self) -> StateField:
-        """The same field as a shard owner keeps it, for the coordinates that it owns."""
+        """The same field for the coordinates that a shard owner owns."""
         return replace(self, key=_OWNED_PREFIX + self.key, extent="owned")
 
 
@@ -78,7 +80,7 @@ class StepState:
 
     @property
     def for_owner(self) -> StepState:
-        """A selector's fields as a shard owner keeps them, by the keys that the selector knows."""
+        """The fields of a shard owner's selector, by the keys that the selector uses."""
         return StepState(_owner_part(self.before), _owner_part(self.after))
 
 
