@@ -24,9 +24,9 @@ HOMES = {
     "List": "catalogue.list_parts",
     "Explain": "catalogue.explain",
     "Lab": "lab.lab",
-    "BenchStep": "bench.step",
-    "BenchTrain": "race.train",
-    "BenchScale": "scale.scale",
+    "BenchStep": "bench_step.step",
+    "BenchTrain": "bench_train.train",
+    "BenchScale": "bench_scale.scale",
 }
 """The function that runs each command of `options`."""
 

@@ -10,9 +10,9 @@ from sparsewire.report import human_bytes
 from ..bench.train.columns import Race, table
 from ..bench.train.findings import headline
 from ..lab import obstacle
-from .measuring import tell
+from .bench_session import tell
+from .bench_train import run
 from .options import BenchTrain, Demo
-from .race import run
 
 _DIGITS = BenchTrain(
     model="mnist",

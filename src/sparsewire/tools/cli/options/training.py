@@ -130,7 +130,7 @@ class Compare(Training):
     )
     out: Path = option(
         Path("runs/compare-mnist"),
-        "Folder for comparison.png, results.json and metrics.jsonl.",
+        "Folder for report.html, comparison.png, results.json and metrics.jsonl.",
         "DIR",
     )
 

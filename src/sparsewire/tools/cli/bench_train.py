@@ -15,8 +15,8 @@ from ..bench.train.plan import LEARNING_RATES, USUAL, Plan
 from ..bench.words import say_seconds
 from ..tasks import mnist, text
 from . import progress, site
+from .bench_session import Session, arguments, name_contenders, prepare, tell
 from .errors import USAGE, CommandError
-from .measuring import Session, arguments, name_contenders, prepare, tell
 from .options import BenchTrain
 from .records import Record
 

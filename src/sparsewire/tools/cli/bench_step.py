@@ -14,8 +14,8 @@ from ..bench.words import say_seconds
 from ..tasks import workloads
 from ..tasks.workloads import WorkloadError
 from . import progress, site
+from .bench_session import Session, arguments, name_contenders, prepare, tell
 from .errors import USAGE, CommandError
-from .measuring import Session, arguments, name_contenders, prepare, tell
 from .options import BenchScale, BenchStep
 from .records import Record
 

@@ -11,9 +11,9 @@ from ..bench.setting import Setting
 from ..bench.step.plan import interleave
 from ..lab import Loopback
 from . import progress, site
-from .bench import StepSession, check_model, plan_of
+from .bench_session import arguments, name_contenders, prepare, tell
+from .bench_step import StepSession, check_model, plan_of
 from .errors import USAGE, CommandError
-from .measuring import arguments, name_contenders, prepare, tell
 from .options import BenchScale
 
 
