@@ -670,7 +670,8 @@ class DamagedFile(Checkpoints):
                 return
             scene.must(refused, "no rank refused the file")
             scene.must(all(each["same"] for each in refused), "a rank changed before it refused")
-            stepped = [rank for rank in everyone if stage.all_of(rank, "step")]
+            local = trial.how.round - 1  # steps that a rank takes without the others
+            stepped = [rank for rank in everyone if len(stage.all_of(rank, "step")) > local]
             scene.must(not stepped, f"ranks {stepped} trained on")
             scene.check_codes(stage, everyone, 1, 3)
         shutil.rmtree(newest)
