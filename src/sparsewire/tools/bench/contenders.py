@@ -136,19 +136,11 @@ class Entry:
         if self._peer is None:
             self.warm_up = 3
             updates = _UPDATES.match(name)
-            if updates is None:
-                self.wire = attach(
-                    ddp, name, optimizer=optimizer, communicate="gradients", timeout=timeout
-                )
-            else:
-                self.wire = attach(
-                    ddp,
-                    name[updates.end() :],
-                    optimizer=optimizer,
-                    communicate="updates",
-                    every=int(updates[1] or 1),
-                    timeout=timeout,
-                )
+            text, what = name, dict[str, Any](communicate="gradients")
+            if updates is not None:
+                text = name[updates.end() :]
+                what = {"communicate": "updates", "every": int(updates[1] or 1)}
+            self.wire = attach(ddp, text, optimizer=optimizer, timeout=timeout, **what)
         else:
             self.warm_up = self._peer.warm_up
             self._state = self._peer.state()

@@ -12,7 +12,7 @@ from typing import Any
 from sparsewire.report import human_bytes
 
 from ..results import Contender, Results, Run
-from ..table import Column, Table, summary
+from ..table import Cell, Column, Heading, Line, Table, summary
 from ..words import say_seconds
 from .goals import GOALS, Goal
 
@@ -199,27 +199,19 @@ def table(race: Race) -> Table:
 
 def looks(race: Race) -> Table:
     """Return a line for each evaluation."""
-    shown: tuple[Column[Any], ...] = (
-        Column("step", "step", "", "The steps taken.", lambda point: point.step),
-        Column(
-            "seconds",
-            "seconds",
-            "seconds",
-            "The clock of training steps.",
-            lambda point: point.seconds,
-            "{:.1f}".format,
-        ),
-        Column(
-            "score",
-            race.goal.score,
-            "",
-            "On the whole test set.",
-            lambda point: point.score,
-            race.goal.shown,
-        ),
+    lines = tuple(
+        Line(
+            one.name,
+            (
+                Cell(str(point.step), point.step),
+                Cell(f"{point.seconds:.1f}", point.seconds),
+                Cell(race.goal.shown(point.score), point.score),
+            ),
+        )
+        for one in race.run.contenders
+        for point in one.points
     )
-    rows = [(one.name, point) for one in race.run.contenders for point in one.points]
-    return Table.of("", shown, rows)
+    return Table("", tuple(map(Heading, ("step", "seconds", race.goal.score))), lines)
 
 
 def summarize(results: Results, run: Run, one: Contender) -> dict[str, Any]:
