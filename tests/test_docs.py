@@ -313,7 +313,8 @@ def _commands(name: str) -> Iterator[tuple[str, list[str]]]:
             if block.language == "bash":
                 shown += [ln for ln in block.text.splitlines() if re.match(rf"{name}\b", ln)]
         for line in shown:
-            words = shlex.split(line, comments=True)[len(name.split()) :]
+            first, _, _ = line.partition("&&")
+            words = shlex.split(first, comments=True)[len(name.split()) :]
             yield str(page.relative_to(ROOT)), words
 
 
