@@ -6,6 +6,7 @@ mean, state = functional.exchange(gradients, state, group)
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,9 @@ from .counters import Counters
 from .errors import NonFiniteError, StateError
 from .exchange import NonFinite
 from .groups import Group, drive
+from .groups.connection import Connection
 from .groups.simulated import SimulatedGroup
+from .groups.thread import Watcher
 from .requests import Routine
 from .scheme import AnyScheme, as_scheme
 from .selectors import Selector
@@ -113,8 +116,19 @@ def exchange(
     (1, 410)
     """
     job = _Job(gradients, state, group.rank, group.size)
+    if not isinstance(group, Connection):
+        return job.end(drive(job.run(), group, state.counters))
+    if group not in _watchers:
+        watcher = _watchers[group] = Watcher(group.liveness, lambda error: None)
+        weakref.finalize(group, watcher.stop)
     group.doing = f"the exchange of step {state.step}"
-    return job.end(drive(job.run(), group, state.counters))
+    try:
+        return job.end(drive(job.run(), group, state.counters))
+    finally:
+        group.finish()
+
+
+_watchers: weakref.WeakKeyDictionary[Connection, Watcher] = weakref.WeakKeyDictionary()
 
 
 def simulate(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import sparsewire as sw
+from sparsewire import functional
 from sparsewire.adapters.audit import Audit
 from sparsewire.adapters.base import Meeting
 from sparsewire.adapters.ddp import _leave_out_dropped_steps
@@ -29,7 +30,7 @@ from sparsewire.groups import drive
 from sparsewire.groups.connection import Connection
 from sparsewire.groups.hierarchy import Hierarchy
 from sparsewire.groups.liveness import Liveness
-from sparsewire.groups.thread import ExchangeThread
+from sparsewire.groups.thread import ExchangeThread, Watcher
 from sparsewire.segments import ParamSlice
 from sparsewire.session import Session, Topology, handshake
 from sparsewire.state import OWNED, RESIDUAL
@@ -66,6 +67,7 @@ class Scenario:
         step_ahead: λ of updates. If it is not 0, sums are not exact.
         delay: 1 if an exchange of updates ends one round later.
         skips: steps with NaN are left out, by a loop that looks at its own loss only.
+        functional: gradients are exchanged by `functional.exchange`.
     """
 
     scheme: str
@@ -75,6 +77,7 @@ class Scenario:
     step_ahead: Any = 0.0
     delay: int = 0
     skips: bool = False
+    functional: bool = False
 
     def topology(self, rank: int) -> Topology:
         if self.machines:
@@ -96,7 +99,9 @@ class Team:
         everybody = [*self.processes, agent]
         self.network = Network(self.world, everybody, TIMEOUT if ends else None)
         self.notes: dict[str, str] = {}
-        kind = GradientProgram if scenario.every is None else UpdateProgram
+        kind: type[Program] = GradientProgram if scenario.every is None else UpdateProgram
+        if scenario.functional:
+            kind = FunctionalProgram
         self.programs = [kind(self, rank) for rank in range(SIZE)]
 
     def run(self, limit: float) -> None:
@@ -122,8 +127,10 @@ class Team:
             for held in (*vars(program).values(), program):
                 if isinstance(held, (Pipeline, Rounds, Updates, Program)):
                     vars(held).clear()
-        for each in (*self.processes, self.network, self.world, self):
+        world = self.world
+        for each in (*self.processes, self.network, world, self):
             vars(each).clear()
+        world.__init__(random.Random(0))  # type: ignore[misc]  # threads are stopped at exit
 
 
 class Program(ABC):
@@ -140,6 +147,7 @@ class Program(ABC):
         self.waits: list[tuple[float, float, float]] = []  # from, until, of which frozen
         self.given = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
         self.is_through = False  # it has taken all steps
+        self._is_attached = False
         self.before: Callable[[Program, int, int], None] = lambda *_: None
 
     # -- what differs ----------------------------------------------------------------------------
@@ -154,7 +162,11 @@ class Program(ABC):
 
     @property
     @abstractmethod
-    def thread(self) -> ExchangeThread: ...
+    def thread(self) -> Watcher: ...
+
+    def stop(self) -> None:
+        """Stop the threads, as the interpreter does at exit."""
+        self.thread.stop()
 
     @abstractmethod
     def error(self) -> BaseException | None:
@@ -199,8 +211,8 @@ class Program(ABC):
 
     def _exit(self) -> None:
         """Leave the process, as the interpreter does."""
-        if hasattr(self, "_is_attached"):
-            self.thread.stop()
+        if self._is_attached:
+            self.stop()
         for task in self.process.tasks:
             if task.is_inside is not None:
                 raise Violation(
@@ -217,7 +229,7 @@ class Program(ABC):
                 held = self._timed(lambda: self.step(number))
             except RuntimeError as raised:
                 self.errors.append((number, self.error() or raised))
-                if self.thread.broken is not None:
+                if self.thread.broken is not None or _breaks(self.errors[-1][1]):
                     self._check_that_it_is_over(number)
                     return False
             else:
@@ -285,11 +297,19 @@ class Program(ABC):
         for name, gradient in gradients.items():
             self.given[name] += gradient
 
+    def memory(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """What this rank keeps of each parameter."""
+        return self.session.store.state_dict()
+
     def held(self) -> list[Tensor]:
         """All that this rank keeps for later steps."""
-        kept = self.session.store.state_dict()
-        state = [tensor.clone() for fields in kept.values() for tensor in fields.values()]
+        kept = self.memory().values()
+        state = [tensor.clone() for fields in kept for tensor in fields.values()]
         return [*state, *(value.clone() for value in self.parameters().values())]
+
+
+def _breaks(error: BaseException) -> bool:
+    return isinstance(error, sw.errors.ExchangeError) and not error.is_agreed
 
 
 class UserError(Exception):
@@ -471,13 +491,68 @@ class UpdateProgram(Program):
         return weights.values(weights.shared)
 
 
+class FunctionalProgram(Program):
+    """A loop of its own around `functional.exchange`; nothing compares its weights."""
+
+    def begin(self, meeting: Meeting) -> None:
+        assert isinstance(meeting.group, Connection)
+        self._parameters = {name: p.data for name, p in start_weights().items()}
+        self._group = meeting.group
+        self._state = functional.init(self.team.scenario.scheme, self._parameters)
+        self._is_bad = False
+        self._error: BaseException | None = None
+
+    @property
+    def session(self) -> Session:
+        raise AssertionError("every exchange has its own")
+
+    @property
+    def thread(self) -> Watcher:
+        return functional._watchers[self._group]
+
+    def stop(self) -> None:
+        if self._group in functional._watchers:
+            super().stop()
+
+    def error(self) -> BaseException | None:
+        return self._error
+
+    def poison(self) -> None:
+        self._is_bad = True
+
+    def step(self, number: int) -> list[Tensor]:
+        gradients = gradients_of(self.team.scenario, self.rank, number)
+        sent = dict(gradients)
+        if self._is_bad:
+            sent["other"] = torch.full_like(sent["other"], float("nan"))
+            self._is_bad = False
+        try:
+            means, self._state = functional.exchange(sent, self._state, self._group)
+        except sw.SparsewireError as error:
+            self._error = error
+            raise
+        self.give(gradients)
+        for name, mean in means.items():
+            self._parameters[name] -= mean
+        return list(means.values())
+
+    def close(self) -> None:
+        pass
+
+    def parameters(self) -> dict[str, Tensor]:
+        return self._parameters
+
+    def memory(self) -> Mapping[str, Mapping[str, Tensor]]:
+        return self._state.memory
+
+
 def owed(programs: Sequence[Program]) -> dict[str, Tensor]:
     """What all ranks have not sent yet."""
     total = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
     for program in programs:
-        place = program.session.topology
+        place, memory = program.team.scenario.topology(program.rank), program.memory()
         for name, sums in total.items() if place.leads else ():
-            kept = program.session.store.get(name)
+            kept = memory[name]
             sums += kept.get(RESIDUAL, torch.zeros(SHAPES[name])).double()
             if OWNED in kept:
                 param = ParamSlice(name, SHAPES[name], 0)
@@ -489,7 +564,7 @@ def owed(programs: Sequence[Program]) -> dict[str, Tensor]:
 def is_in_balance(programs: Sequence[Program]) -> bool:
     """Whether accumulated = applied + residual, for ranks that have all taken every step."""
     start, now, rest = start_weights(), programs[0].parameters(), owed(programs)
-    place = programs[0].session.topology
+    place = programs[0].team.scenario.topology(0)
     for name in SHAPES:
         given = torch.stack([program.given[name] for program in programs]).double().sum(0)
         applied = (start[name].data - now[name]).double()

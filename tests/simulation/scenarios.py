@@ -21,6 +21,7 @@ SCENARIOS = {
     "machines": Scenario(TOP, machines=True),
     "machines-sharded": Scenario(SHARDED, machines=True),
     "machines-union": Scenario(UNION, machines=True),
+    "functional": Scenario(TOP, functional=True),
     "updates": Scenario(TOP, every=1),
     "updates-3": Scenario(TOP, every=3),
     "updates-ahead": Scenario(TOP, every=1, step_ahead="auto"),

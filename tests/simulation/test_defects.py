@@ -18,7 +18,7 @@ from sparsewire.groups import thread
 from sparsewire.groups.connection import Connection
 from sparsewire.groups.environment import Environment
 from sparsewire.groups.liveness import Liveness
-from sparsewire.groups.thread import POLL, ExchangeThread, Watch
+from sparsewire.groups.thread import POLL, ExchangeThread, Watch, Watcher
 from sparsewire.intra_node import Machine
 from sparsewire.message import FINE, Header
 from sparsewire.requests import Routine
@@ -42,12 +42,12 @@ def a_call_to_the_store_has_no_limit(patch: Patch) -> None:
 
 
 def the_clock_looks_into_the_store(patch: Patch) -> None:
-    def look(thread: ExchangeThread) -> None:
+    def look(thread: Watcher) -> None:
         while thread.broken is None and not thread._stop.wait(POLL):
-            thread._watch.check_reports()
-            thread._watch.check_deadline()
+            thread.watch.check_reports()
+            thread.watch.check_deadline()
 
-    patch.setattr(ExchangeThread, "_look_at_clock", look)
+    patch.setattr(Watcher, "_look_at_clock", look)
     only_the_clock_knows_the_deadline(patch)
 
 
@@ -163,7 +163,7 @@ def one_rank_refuses_a_status_and_goes_on(patch: Patch) -> None:
 
 def no_error_breaks_the_group(patch: Patch) -> None:
     def forgive(thread: ExchangeThread, error: SparsewireError) -> None:
-        thread._watch._on_failure(error)
+        thread.watch._on_failure(error)
 
     patch.setattr(ExchangeThread, "_fail", forgive)
 
@@ -212,14 +212,14 @@ def weights_are_not_compared(patch: Patch) -> None:
 
 
 def who_was_interrupted_tells_nobody(patch: Patch) -> None:
-    def listen(thread: ExchangeThread) -> None:
+    def listen(thread: Watcher) -> None:
         while thread.broken is None and not thread._stop.wait(POLL):
-            thread._watch.check_reports()
+            thread.watch.check_reports()
         if thread.broken is not None:
             with suppress(RuntimeError):
-                thread.group.liveness.answer()
+                thread._liveness.answer()
 
-    patch.setattr(ExchangeThread, "_listen", listen)
+    patch.setattr(Watcher, "_listen", listen)
 
 
 def nobody_asks_who_is_missing(patch: Patch) -> None:

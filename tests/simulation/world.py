@@ -35,6 +35,7 @@ class Task:
         self.wait_number = 0
         self.is_waiting = False
         self.greenlet = greenlet.greenlet(lambda: self._run(run), process.world.hub)
+        self.greenlet.world = process.world  # type: ignore[attr-defined]
 
     def _run(self, run: Callable[[], None]) -> None:
         try:
@@ -90,7 +91,7 @@ class Process:
 
     def spawn(self, run: Callable[[], None], name: str) -> Task:
         if self.is_dead:
-            _leave_if_dead()
+            _leave_if_dead(self.world)
         task = Task(self, name, run)
         self.tasks.append(task)
         self.world.ready.append(task)
@@ -214,7 +215,7 @@ class World:
         """Give way to other threads."""
         task = self._current
         if task is None or greenlet.getcurrent() is not task.greenlet:
-            _leave_if_dead()
+            _leave_if_dead(self)
             return
         self.ready.append(task)
         self._give_way(task)
@@ -223,7 +224,7 @@ class World:
         """Wait until something happens; returns whether it has."""
         task = self._current
         if task is None or greenlet.getcurrent() is not task.greenlet:
-            _leave_if_dead()
+            _leave_if_dead(self)
             return False
         task.wait_number += 1
         task.is_waiting = True
@@ -261,9 +262,9 @@ class World:
         return self._current
 
 
-def _leave_if_dead() -> None:
+def _leave_if_dead(world: World) -> None:
     """A thread that is being killed does nothing any more."""
-    if greenlet.getcurrent().parent is not None:
+    if getattr(greenlet.getcurrent(), "world", None) is world:
         raise greenlet.GreenletExit
 
 

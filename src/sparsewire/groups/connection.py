@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from ..errors import ExchangeError
+from ..errors import ExchangeError, SparsewireError
 from ..requests import Request
 from .liveness import GRACE, Liveness, Store
 from .simulated import answer_all
@@ -126,6 +126,10 @@ class Connection:
     def doing(self, what: str) -> None:
         self.liveness.progress.begin(what)
 
+    def finish(self) -> None:
+        """Nothing is under way any more."""
+        self.liveness.progress.enter("finished")
+
     def start(self, request: Request) -> Ticket:
         """Begin a request together with all other ranks."""
         if self._is_closed:
@@ -154,13 +158,14 @@ class Connection:
                     raise self._given_up()
                 liveness.progress.enter("computing")
             return ticket.answer()
-        except ExchangeError:
+        except SparsewireError:
             raise
         except (RuntimeError, TimeoutError) as cause:
             raise self.failure(cause) from cause
 
-    def _given_up(self) -> ExchangeError:
-        return ExchangeError(f"{self.doing} was given up, since the group is broken or detached")
+    def _given_up(self) -> SparsewireError:
+        given_up = f"{self.doing} was given up, since the group is broken or detached"
+        return self.liveness.reason or ExchangeError(given_up)
 
     def failure(self, cause: BaseException) -> ExchangeError:
         """What happened, after telling the other ranks and finding out who is missing."""
@@ -169,7 +174,8 @@ class Connection:
     def abandon(self, error: ExchangeError) -> None:
         """Refuse every later request, and tell the other ranks why."""
         if self.size > 1 and not self.liveness.given_up:
-            self.liveness.given_up = self._is_abandoned = True
+            self._is_abandoned = True
+            self.liveness.give_up(error)
             self.liveness.inquire(str(error))
 
     def _start(self, request: Request) -> Ticket:

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from ..errors import ExchangeError
+from ..errors import ExchangeError, SparsewireError
 from .environment import Environment
 
 PATIENCE = 1.5  # seconds to wait for answers: ranks look for a note four times a second
@@ -151,11 +151,22 @@ class Liveness:
         self.environment = environment or Environment()
         self.progress = Progress(self.environment)
         self.given_up = False  # nobody on this rank may wait for others any longer
+        self.reason: SparsewireError | None = None  # why
         self._rank = rank
         self._size = size
         self._store: Store | None = None
         self._lock = self.environment.lock()
         self._finding: str | None = None
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there are no other ranks."""
+        return self._size == 1
+
+    def give_up(self, reason: SparsewireError) -> None:
+        """Let nobody on this rank wait for others any longer."""
+        self.reason = self.reason or reason
+        self.given_up = True
 
     def arrive(self, store: Store) -> None:
         """Come to the first meeting, in a part of the store that this group alone uses."""

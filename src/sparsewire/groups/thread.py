@@ -68,7 +68,7 @@ class Watch:
         try:
             self._on_failure(error)  # before all else: somebody waits for it
         finally:
-            self._liveness.given_up = True
+            self._liveness.give_up(error)
         log.log(level, "%s", error)
 
     def check_deadline(self) -> None:
@@ -96,22 +96,20 @@ class Watch:
             self.fail(ExchangeError(f"{progress.doing} was interrupted by Ctrl-C"))
 
 
-class ExchangeThread:
-    """Runs jobs one after another on a thread of its own, and breaks off when nothing moves.
+class Watcher:
+    """Keeps a watch over the exchanges of one rank, on two threads: a clock, and others' reports.
 
     `on_failure` is called once with the error that ended the group, from whichever thread saw it.
     """
 
-    def __init__(self, group: Connection, on_failure: Callable[[SparsewireError], None]) -> None:
-        self.group = group
-        self._watch = Watch(group.liveness, on_failure)
-        self._environment = environment = group.liveness.environment
-        self._jobs = environment.queue()
+    def __init__(self, liveness: Liveness, on_failure: Callable[[SparsewireError], None]) -> None:
+        self.watch = Watch(liveness, on_failure)
+        self._liveness = liveness
+        self._environment = environment = liveness.environment
         self._stop = environment.event()
-        group.liveness.progress.enter("finished")  # the meeting
-        self._listener = environment.on_interrupt(self._watch.interrupt)
+        liveness.progress.enter("finished")  # the meeting
+        self._listener = environment.on_interrupt(self.watch.interrupt)
         self._threads = [
-            environment.spawn(self._work, "sparsewire-exchange"),
             environment.spawn(self._look_at_clock, "sparsewire-clock"),
             environment.spawn(self._listen, "sparsewire-reports"),
         ]
@@ -120,7 +118,49 @@ class ExchangeThread:
     @property
     def broken(self) -> SparsewireError | None:
         """The error that ended the group."""
-        return self._watch.broken
+        return self.watch.broken
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stop.is_set()
+
+    def stop(self) -> None:
+        """End the threads."""
+        _running.discard(self)
+        self._stop.set()
+        self._join()
+
+    def _join(self) -> None:
+        end = self._environment.now() + 2 * POLL
+        for thread in self._threads:
+            if not self._environment.is_current(thread):
+                thread.join(max(0.0, end - self._environment.now()))
+
+    def _look_at_clock(self) -> None:
+        while self.broken is None and not self._stop.wait(POLL):
+            self.watch.check_deadline()
+
+    def _listen(self) -> None:
+        """Look for reports of other ranks in the store. May block there for ever: nobody waits."""
+        if self._liveness.is_alone:
+            return
+        while self.broken is None and not self._stop.wait(POLL):
+            self.watch.check_reports()
+        if self.broken is not None:
+            with contextlib.suppress(RuntimeError):
+                self._liveness.alarm(str(self.broken))  # unless that was done
+                self._liveness.answer()  # and no more
+
+
+class ExchangeThread(Watcher):
+    """Runs jobs one after another on a thread of its own, and breaks off when nothing moves."""
+
+    def __init__(self, group: Connection, on_failure: Callable[[SparsewireError], None]) -> None:
+        self.group = group
+        self._jobs = group.liveness.environment.queue()
+        super().__init__(group.liveness, on_failure)
+        self._threads.append(self._environment.spawn(self._work, "sparsewire-exchange"))
 
     def pending(self) -> Pending[Any]:
         """Return the promise of a result, for somebody on this rank to wait for."""
@@ -132,21 +172,14 @@ class ExchangeThread:
 
     def stop(self) -> None:
         """End the threads, after the job under way unless that takes long."""
-        _running.discard(self)
         self._stop.set()
         self._jobs.put(None)
-        self._join()
+        super().stop()
         self.group.liveness.given_up = True
         self._join()
 
-    def _join(self) -> None:
-        end = self._environment.now() + JOIN
-        for thread in self._threads:
-            if not self._environment.is_current(thread):
-                thread.join(max(0.0, end - self._environment.now()))
-
     def _work(self) -> None:
-        while self.broken is None and (entry := self._jobs.get()) and not self._stop.is_set():
+        while self.broken is None and (entry := self._jobs.get()) and not self.is_stopped:
             what, job = entry
             self.group.doing = what
             try:
@@ -156,28 +189,13 @@ class ExchangeThread:
             except BaseException as error:  # whoever waits must hear of it, whatever it is
                 self._fail(self.group.failure(error))
             else:
-                self.group.liveness.progress.enter("finished")
+                self.group.finish()
 
     def _fail(self, error: SparsewireError) -> None:
-        self._watch.fail(error, logging.DEBUG if self._stop.is_set() else logging.ERROR)
-
-    def _look_at_clock(self) -> None:
-        while self.broken is None and not self._stop.wait(POLL):
-            self._watch.check_deadline()
-
-    def _listen(self) -> None:
-        """Look for reports of other ranks in the store. May block there for ever: nobody waits."""
-        if self.group.size == 1:
-            return
-        while self.broken is None and not self._stop.wait(POLL):
-            self._watch.check_reports()
-        if self.broken is not None:
-            with contextlib.suppress(RuntimeError):
-                self.group.liveness.alarm(str(self.broken))  # unless that was done
-                self.group.liveness.answer()  # and no more
+        self.watch.fail(error, logging.DEBUG if self.is_stopped else logging.ERROR)
 
 
-_running: weakref.WeakSet[ExchangeThread] = weakref.WeakSet()
+_running: weakref.WeakSet[Watcher] = weakref.WeakSet()
 
 
 @atexit.register
