@@ -6,6 +6,7 @@ It speaks the DevTools protocol through a pipe, which needs nothing but the brow
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import shutil
@@ -18,13 +19,20 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FOUND = next(filter(None, map(shutil.which, NAMES)), None)
 
 
+def _moved_up(descriptor: int) -> int:
+    """Return the same file under a number that the browser's own two cannot collide with."""
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10)
+    os.close(descriptor)
+    return moved
+
+
 class Browser:
     """One tab of a browser of its own, which ends with the context."""
 
     def __init__(self, profile: Path) -> None:
         assert FOUND is not None
-        theirs_in, self._out = os.pipe()
-        self._in, theirs_out = os.pipe()
+        theirs_in, self._out = map(_moved_up, os.pipe())
+        self._in, theirs_out = map(_moved_up, os.pipe())
         # The browser reads from descriptor 3 and writes to 4, so a shell puts the pipes there.
         script = f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}'
         self._process = subprocess.Popen(

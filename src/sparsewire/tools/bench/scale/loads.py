@@ -60,13 +60,19 @@ class Loads:
         self._buckets = len(buckets)
         self._scheme = None if name == DENSE else as_scheme(name).at(2**62)
         self._segments: list[Segments] = []
+        self._found: dict[int, Load] = {}  # one takes up to 0.1 s, and is asked for many times
         if self._scheme is not None:
             for bucket in buckets:
                 shapes = {key: tuple(shape) for key, shape in bucket.items()}
                 self._segments.append(self._scheme.partition(shapes))
 
     def on(self, hosts: int) -> Load:
-        """The load of one of so many hosts."""
+        """Return the load of one of so many hosts."""
+        if hosts not in self._found:
+            self._found[hosts] = self._work_out(hosts)
+        return self._found[hosts]
+
+    def _work_out(self, hosts: int) -> Load:
         others = hosts - 1
         if self._scheme is None:
             received = sum(dense_traffic(count, hosts, 4) for count in self._values)
