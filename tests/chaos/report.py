@@ -105,9 +105,9 @@ def markdown(found: Mapping[str, Any]) -> str:
     lines += [
         "",
         f"{found['held']} of {found['trials']} trials held: {families}. Seconds are the median and "
-        f"the worst; – stands where training goes on. Deadlines were {deadlines[0]} to "
-        f"{deadlines[1]} s. The machine had {machine['cores']} cores and a load of {load[0]} to "
-        f"{load[1]} from these and other programs.",
+        f"the worst; – stands where training goes on. Deadlines were "
+        f"{_between(deadlines)} s. The machine had {machine['cores']} cores and a load of "
+        f"{_between(load)} from these and other programs.",
     ]
     if dead["trials"]:
         lines[-1] += (
@@ -115,6 +115,10 @@ def markdown(found: Mapping[str, Any]) -> str:
             f"all within {DEAD:g} s."
         )
     return "\n".join(lines)
+
+
+def _between(bounds: Sequence[int]) -> str:
+    return " to ".join(map(str, dict.fromkeys(bounds)))
 
 
 def _seconds(spread: Sequence[float] | None) -> str:

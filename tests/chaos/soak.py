@@ -46,7 +46,7 @@ def sample(pid: int) -> Sample:
         line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
     )
     return {
-        "memory": float(status["VmRSS"].split()[0]) / 1024,
+        "memory": round(float(status["VmRSS"].split()[0]) / 1024, 1),
         "descriptors": float(len(os.listdir(f"/proc/{pid}/fd"))),
         "threads": float(status["Threads"]),
     }
@@ -80,7 +80,7 @@ def play(phase: Phase, seconds: float) -> dict[str, Any]:
             time.sleep(max(0.0, began + (number + 1) * seconds / SAMPLES - time.monotonic()))
             codes = [process.poll() for process in ranks]
             assert codes == [None] * WORLD, f"ranks ended with {codes}"
-            minutes = (time.monotonic() - began) / 60
+            minutes = round((time.monotonic() - began) / 60, 3)
             for each, process in zip(series, ranks, strict=True):
                 each.append({"minutes": minutes, **sample(process.pid)})
         counts = [int((folder / f"rank-{rank}").read_text()) for rank in range(WORLD)]
