@@ -226,9 +226,9 @@ def misses(segments: Segments, device: torch.device, work: Workspace) -> int:
         from sparsewire.kernels.cuda import plan
 
         return int(plan.plan_of(segments, device, work).tally[:, 0].sum())
-    from sparsewire.kernels.cpu import extract, floors
+    from sparsewire.kernels.cpu import extract
 
-    return int(extract.plan_of(segments, floors.COUNT, work).tally[1])
+    return int(extract.plan_of(segments, "counts", work).tally[1])
 
 
 def main() -> None:

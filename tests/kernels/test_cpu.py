@@ -17,7 +17,7 @@ from . import agreement
 
 pytest.importorskip("numba")
 from sparsewire.kernels import cpu as module
-from sparsewire.kernels.cpu import extract, floors, jit, sums
+from sparsewire.kernels.cpu import extract, jit, sums
 
 cpu: Kernels = module
 CPU = torch.device("cpu")
@@ -155,7 +155,7 @@ class TestPredictor:
         for row in rows:
             cpu.top_k(before, row, after, segments, work)
             before, after = after, before
-        tally: list[int] = extract.plan_of(segments, floors.COUNT, work).tally.tolist()
+        tally: list[int] = extract.plan_of(segments, "counts", work).tally.tolist()
         return tally
 
     def test_hits_and_misses_are_counted(self) -> None:

@@ -12,7 +12,7 @@ from .. import reference
 from ..blocks import BlockTable
 from .extract import is_addable, sources_of
 from .jit import CPU, Array, array, is_flat, jit, parts_for, share_out
-from .numbers import INFINITE, PLAIN, kth_magnitude, reaching, widen
+from .numbers import INFINITE, PLAIN, Sources, kth_magnitude, reaching, widen
 
 
 def block_norms(
@@ -28,7 +28,7 @@ def block_norms(
     def add_part(part: int) -> None:
         here = slice(len(starts) * part // parts, len(starts) * (part + 1) // parts)
         capacity = np.empty((2, 1 << (block - 1).bit_length()), np.float32)
-        _add_squares(*sources, starts[here], stops[here], capacity[0], capacity[1], norms[here])
+        _add_squares(sources, starts[here], stops[here], capacity[0], capacity[1], norms[here])
 
     share_out(parts, add_part)
     return torch.from_numpy(norms)
@@ -46,17 +46,14 @@ def top_blocks(norms: Tensor, segments: Segments, block: int, work: Workspace) -
 
 @jit
 def _add_squares(
-    before: Array,
-    addend: Array,
-    halves: Array,
-    kind: int,
-    starts: Array,
-    stops: Array,
-    row: Array,
-    wide: Array,
-    norms: Array,
+    sources: Sources, starts: Array, stops: Array, row: Array, wide: Array, norms: Array
 ) -> None:
-    """As `reference` does: squares, then the second half added to the first until one is left."""
+    """As `reference` does: squares, then the second half added to the first until one is left.
+
+    Reads before and addend once. A block's squares stay in the cache.
+    """
+    before, addend, halves = sources.before, sources.addend, sources.halves
+    kind = sources.kind
     for block in range(len(starts)):
         start, stop = starts[block], stops[block]
         length = stop - start
@@ -87,7 +84,10 @@ def _add_squares(
 def _choose(
     norms: Array, segments: Array, block: int, bits: Array, indices: Array, size: int
 ) -> None:
-    """Write the coordinates of each segment's largest blocks, then the padding index."""
+    """Write the coordinates of each segment's largest blocks, then the padding index.
+
+    The floor is found bit by bit, in 31 passes over a segment's norms, which are few.
+    """
     for n in range(len(norms)):
         norm = norms[n]
         bits[n] = np.float32(norm).view(np.uint32) if norm > 0 else np.uint32(0)

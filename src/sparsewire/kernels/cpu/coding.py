@@ -131,6 +131,7 @@ def _narrow(bits: Array, key: Any, words: Array) -> None:
 
 @jit
 def _pack(values: Array, width: int, data: Array) -> None:
+    """Reads the integers once for every eight bits of their width; writes each byte once."""
     full = len(values) // 8
     at = 0
     for low in range(0, width, 8):
@@ -168,7 +169,7 @@ def _word(data: Array, at: int) -> Any:
 
 @jit
 def _unpack(data: Array, width: int, values: Array) -> None:
-    """Set the low bits of values that are zero there."""
+    """Set the low bits of values that are zero there, in one pass for every eight bits."""
     full = len(values) // 8
     at = 0
     for low in range(0, width, 8):
@@ -268,7 +269,7 @@ def rises(indices: Array, size: int) -> bool:
 @jit
 def _inspect(words: Array, key: Any, indices: Array, size: int, bits: Array, row: Array) -> None:
     """Whether a message's last word is the checksum of the others, its indices rise and its values,
-    given by their bits, are finite."""
+    given by their bits, are finite: one pass over each."""
     row[0] = _checksum(words[:-1], key) == np.int64(words[-1])
     row[1] = rises(indices, size)
     largest = np.uint32(0)

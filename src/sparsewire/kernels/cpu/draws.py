@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,25 +19,34 @@ BATCH = 256
 _EXACT = 1 << 12  # bounds from here on leave a quotient that float64 holds
 
 
+class _Columns(NamedTuple):
+    """A `SegmentTable` as arrays."""
+
+    keys: Array
+    starts: Array
+    lengths: Array
+    counts: Array
+
+    @staticmethod
+    def of(table: SegmentTable) -> _Columns:
+        return _Columns(*(array(getattr(table, name)) for name in _Columns._fields))
+
+
 def random_k(segments: Segments, key: int, device: torch.device, work: Workspace) -> Tensor:
     table = segments.table(CPU, work)
     longest = max((segment.length for segment in segments.sparse), default=0)
     marks = work.kept(segments, "marks", lambda: np.empty(longest // 64 + 1, np.uint64))
     count = table.owner.numel()
     indices = torch.empty(count + 2, dtype=torch.int64)  # two that are written in vain
-    _random_k(*_columns(table), signed(key), marks, array(indices))
+    _random_k(_Columns.of(table), signed(key), marks, array(indices))
     return indices[:count].to(device)
 
 
 def block_random_k(segments: Segments, key: int, device: torch.device, work: Workspace) -> Tensor:
     table = segments.table(CPU, work)
     indices = torch.empty(table.owner.numel(), dtype=torch.int64)
-    _block_random_k(*_columns(table), signed(key), array(indices))
+    _block_random_k(_Columns.of(table), signed(key), array(indices))
     return indices.to(device)
-
-
-def _columns(table: SegmentTable) -> tuple[Array, Array, Array, Array]:
-    return array(table.keys), array(table.starts), array(table.lengths), array(table.counts)
 
 
 @jit
@@ -75,10 +84,12 @@ def _write_places(word: Any, base: Any, places: Array, at: Any) -> Any:
 
 
 @jit
-def _random_k(
-    keys: Array, starts: Array, lengths: Array, counts: Array, key: int, marks: Array, out: Array
-) -> None:
-    """Mark the coordinates chosen (or those left out, if fewer) and read the marks in order."""
+def _random_k(table: _Columns, key: int, marks: Array, out: Array) -> None:
+    """Mark the coordinates chosen (or those left out, if fewer) and read the marks in order.
+
+    A bit for each coordinate of one segment: at a million they take 125 KB, and stay in the cache.
+    """
+    keys, starts, lengths, counts = table.keys, table.starts, table.lengths, table.counts
     at = np.int64(0)
     one = np.uint64(1)
     drawn = np.empty(BATCH, np.int64)
@@ -109,9 +120,8 @@ def _random_k(
 
 
 @jit
-def _block_random_k(
-    keys: Array, starts: Array, lengths: Array, counts: Array, key: int, out: Array
-) -> None:
+def _block_random_k(table: _Columns, key: int, out: Array) -> None:
+    keys, starts, lengths, counts = table.keys, table.starts, table.lengths, table.counts
     at = 0
     for segment in range(len(keys)):
         start, length, count = starts[segment], lengths[segment], counts[segment]

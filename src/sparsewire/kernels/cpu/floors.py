@@ -5,14 +5,13 @@ For `over_threshold` they are exact; for `top_k` they are guesses, and cost time
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .jit import Array, jit, mix
-from .numbers import INFINITE, NONE, PLAIN, kth_magnitude, magnitude, widened
+from .numbers import INFINITE, NONE, PLAIN, Sources, kth_magnitude, magnitude, widened
 
-FIRST, LENGTH, COUNT, ROOM = range(4)  # columns of a table of segments
 SAMPLE = 1 << 14  # coordinates that the first floor of a segment is guessed from
 SMALL = 1 << 12  # segments of fewer coordinates need no guess
 
@@ -22,28 +21,44 @@ FORGET = 0.7  # what is left of an error after a step
 GUESSED = np.uint32(1 << 22)  # as bits: about half of a magnitude
 
 
+class SegmentColumns(NamedTuple):
+    """What loops need to know of the segments, and of the samples that thresholds are found on."""
+
+    starts: Array
+    lengths: Array
+    counts: Array
+    limits: Array  # how many may leave a segment
+    names: Array  # keys
+    strides: Array  # of the samples; empty where floors are not found on samples
+    key: int  # of the step
+
+
+class Guesses(NamedTuple):
+    """What is known of each segment's k-th magnitude."""
+
+    kth: Array  # the last one, as bits; infinite before the first
+    trends: Array  # by how much it changes, as a factor
+    falls: Array  # how far it came below the guess of late
+    tally: Array  # floors that were low enough, and floors that were not
+
+
 @jit
-def _sample(
-    before: Array,
-    addend: Array,
-    halves: Array,
-    kind: int,
-    first: int,
-    count: int,
-    stride: int,
-    floor: Any,
-    out: Array,
-) -> Array:
-    """The bits of before + addend at every `stride`th coordinate, where they reach the floor."""
+def _sample(sources: Sources, first: int, count: int, stride: int, floor: Any, out: Array) -> Array:
+    """The bits of before + addend at every `stride`th coordinate, where they reach the floor.
+
+    Reads a cache line of every source for each of the `count` coordinates, as far as they are not
+    neighbours.
+    """
+    before, addend, halves = sources.before, sources.addend, sources.halves
     at = 0
     keeps = len(before) > 0
     for n in range(count):
         place = first + n * stride
         value = np.float32(0)
-        if kind == PLAIN:
+        if sources.kind == PLAIN:
             value = addend[place]
         else:
-            value = np.uint32(widened(halves[place], kind)).view(np.float32)
+            value = np.uint32(widened(halves[place], sources.kind)).view(np.float32)
         if keeps:
             value = np.float32(value + before[place])
         bits = np.float32(value).view(np.uint32)
@@ -60,8 +75,9 @@ def likely_floor(sample: Array, count: int, length: int) -> Any:
 
 
 @jit
-def learn(kth: float, last: float, trends: Array, falls: Array, segment: int) -> None:
+def learn(kth: float, last: float, guesses: Guesses, segment: int) -> None:
     """See how the k-th magnitude of a segment changed, and how far below the guess it came."""
+    trends, falls = guesses.trends, guesses.falls
     if last > 0 and kth > 0:
         fall = 1 - kth / (last * trends[segment])
         falls[segment] = max(FORGET * falls[segment], min(fall, BELIEVED))
@@ -71,66 +87,45 @@ def learn(kth: float, last: float, trends: Array, falls: Array, segment: int) ->
 
 @jit
 def guess_floors(
-    before: Array,
-    addend: Array,
-    halves: Array,
-    kind: int,
-    segments: Array,
-    kth: Array,
-    trends: Array,
-    falls: Array,
-    buffer: Array,
-    floors: Array,
+    sources: Sources, segments: SegmentColumns, guesses: Guesses, buffer: Array, floors: Array
 ) -> None:
     """Floors from the last k-th magnitudes where they are known, else from a sample.
 
     Magnitudes grow or shrink as they did last time; a floor lies below that by twice what this was
     wrong of late, and more where `count` is small, because few entries fluctuate more.
     """
+    kth, trends, falls = guesses.kth, guesses.trends, guesses.falls
     kth_values = kth.view(np.float32)
     floor_values = floors.view(np.float32)
-    for segment in range(len(segments)):
-        first, length, count = (
-            segments[segment, FIRST],
-            segments[segment, LENGTH],
-            segments[segment, COUNT],
-        )
+    for segment in range(len(segments.starts)):
+        length, count = segments.lengths[segment], segments.counts[segment]
         floors[segment] = np.uint32(0)
         if kth[segment] < INFINITE:
             margin = 0.02 + 2 * falls[segment] + 0.3 / np.sqrt(count)
             floor_values[segment] = np.float32(kth_values[segment] * trends[segment] * (1 - margin))
         elif length >= SMALL and 8 * count < length:
             stride = length // SAMPLE + 1
-            sample = _sample(
-                before, addend, halves, kind, first, length // stride, stride, NONE, buffer
-            )
+            first, seen = segments.starts[segment], length // stride
+            sample = _sample(sources, first, seen, stride, NONE, buffer)
             floors[segment] = likely_floor(sample, count, length)
 
 
 @jit
 def threshold(
-    before: Array,
-    addend: Array,
-    halves: Array,
-    kind: int,
-    row: Array,
-    name: int,
-    stride: int,
-    key: int,
-    last: Any,
-    buffer: Array,
+    sources: Sources, segments: SegmentColumns, segment: int, last: Any, buffer: Array
 ) -> Any:
     """The magnitude that `count` in `length` of a strided sample of a segment reach; not zero.
 
     The last one tells which of the sample need not be looked at.
     """
-    first, length, count = row[FIRST], row[LENGTH], row[COUNT]
-    word = mix(mix(np.uint64(key)) ^ np.uint64(name))
+    first, length = segments.starts[segment], segments.lengths[segment]
+    stride = segments.strides[segment]
+    word = mix(mix(np.uint64(segments.key)) ^ np.uint64(segments.names[segment]))
     begin = first + np.int64(word % np.uint64(stride))
     seen = (first + length - begin + stride - 1) // stride
-    keep = np.int64(max(1.0, np.rint(seen * count / length)))
+    keep = np.int64(max(1.0, np.rint(seen * segments.counts[segment] / length)))
     floor = np.uint32(last - min(last, GUESSED))
-    large = _sample(before, addend, halves, kind, begin, seen, stride, floor, buffer)
+    large = _sample(sources, begin, seen, stride, floor, buffer)
     if len(large) < keep:
-        large = _sample(before, addend, halves, kind, begin, seen, stride, NONE, buffer)
+        large = _sample(sources, begin, seen, stride, NONE, buffer)
     return max(np.uint32(1), kth_magnitude(large, keep))

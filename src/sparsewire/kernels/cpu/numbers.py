@@ -6,7 +6,7 @@ counts as infinite.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,19 @@ INFINITE = np.uint32(0x7F800000)
 NONE = np.uint32(0)  # a floor that everything reaches
 NEVER = np.uint32(0xFFFFFFFF)  # a floor that nothing reaches
 PLAIN, BFLOAT16, FLOAT16 = range(3)  # kinds of addends
+
+
+class Sources(NamedTuple):
+    """What is deposited: before + addend.
+
+    Without `before` that array is empty. An addend of 16 bits is in `halves`, and `addend` is then
+    empty.
+    """
+
+    before: Array
+    addend: Array
+    halves: Array
+    kind: int
 
 
 @jit

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from ...shards import BLOCK, Shards
+from ...shards import BLOCK, Shards, ShardTable
 from ...workspace import Workspace
 from .. import reference
 from .jit import Array, array, is_flat, jit
 
 _BITS = BLOCK.bit_length() - 1  # of a place on a card
+
+
+class _Columns(NamedTuple):
+    """A `ShardTable` as arrays."""
+
+    starts: Array
+    keys: Array
+    local: Array
+    segments: Array
+    capacities: Array
+    slots: Array
+
+    @staticmethod
+    def of(table: ShardTable) -> _Columns:
+        return _Columns(*(array(getattr(table, name)) for name in _Columns._fields))
 
 
 def deal(indices: Tensor, shards: Shards, work: Workspace) -> tuple[Tensor, Tensor]:
@@ -19,18 +36,8 @@ def deal(indices: Tensor, shards: Shards, work: Workspace) -> tuple[Tensor, Tens
     table = shards.table(indices.device, work)
     places = table.fillers.clone()
     sources = torch.full_like(places, indices.numel())
-    _deal(
-        array(indices),
-        array(places),
-        array(sources),
-        array(table.starts),
-        array(table.keys),
-        array(table.local),
-        array(table.segments),
-        array(table.capacities),
-        array(table.slots),
-        shards.segments.size,
-    )
+    size = shards.segments.size
+    _deal(array(indices), array(places), array(sources), _Columns.of(table), size)
     return places, sources
 
 
@@ -39,17 +46,8 @@ def collect(places: Tensor, owner: int, shards: Shards, work: Workspace) -> Tens
         return reference.collect(places, owner, shards, work)
     table = shards.table(places.device, work)
     indices = torch.empty_like(places)
-    _collect(
-        array(places),
-        array(indices),
-        owner,
-        shards.world_size,
-        array(table.starts),
-        array(table.keys),
-        array(table.local[owner]),
-        shards.part(owner).size,
-        shards.segments.size,
-    )
+    count, size = shards.part(owner).size, shards.segments.size
+    _collect(array(places), array(indices), owner, _Columns.of(table), count, size)
     return indices
 
 
@@ -60,19 +58,10 @@ def _rotation(turn: int, key: int, world_size: int) -> int:
 
 
 @jit
-def _deal(
-    indices: Array,
-    places: Array,
-    sources: Array,
-    starts: Array,
-    keys: Array,
-    local: Array,
-    segments: Array,
-    capacities: Array,
-    slots: Array,
-    size: int,
-) -> None:
-    """Indices ascend, so parameter and segment only ever move on."""
+def _deal(indices: Array, places: Array, sources: Array, table: _Columns, size: int) -> None:
+    """Indices ascend, so parameter and segment only ever move on: each is read once."""
+    starts, keys, local = table.starts, table.keys, table.local
+    segments, capacities, slots = table.segments, table.capacities, table.slots
     world_size = len(capacities)
     whole_turn = BLOCK * world_size
     inverse = 1 / whole_turn  # division of whole numbers takes ten times as long
@@ -108,16 +97,10 @@ def _deal(
 
 @jit
 def _collect(
-    places: Array,
-    indices: Array,
-    owner: int,
-    world_size: int,
-    starts: Array,
-    keys: Array,
-    local: Array,
-    count: int,
-    size: int,
+    places: Array, indices: Array, owner: int, table: _Columns, count: int, size: int
 ) -> None:
+    starts, keys, local = table.starts, table.keys, table.local[owner]
+    world_size = len(table.local)
     param = 0
     for n in range(len(places)):
         place = places[n]

@@ -21,6 +21,8 @@ from .stripes import (
     int64_at,
 )
 
+COUNT, INDICES, VALUES = range(3)  # columns of the table of messages; the last two are addresses
+START, STOP, PLACE = range(3)  # columns of the table of dense runs
 _BLOCK = 4096  # coordinates of the result that stay in the cache
 _LARGE = 1 << 21  # coordinates of a result that the cache cannot hold until it is used
 
@@ -71,7 +73,7 @@ def put_back(
 
 
 def _runs(segments: Segments, work: Workspace) -> Array:
-    """The whole runs as rows of start, stop and the place of the first value."""
+    """The dense runs as rows of start, stop and the place of the first value."""
 
     def make() -> Array:
         rows, at = [], 0
@@ -93,11 +95,15 @@ def _add_up(
     runs: Array,
     past_cache: bool,
 ) -> None:
-    """The sum of all messages in [begin, end); `messages` are rows of count and two addresses."""
+    """The sum of all messages in [begin, end); `messages` are rows of count and two addresses.
+
+    Reads every message once. The result is written once: a block of it is added up in the cache,
+    and if the result is large, it goes to memory without being read first.
+    """
     cursors = np.empty(len(messages), np.int64)
     for rank in range(len(messages)):
-        count = messages[rank, 0]
-        indices = int64_at(messages[rank, 1], count)
+        count = messages[rank, COUNT]
+        indices = int64_at(messages[rank, INDICES], count)
         cursors[rank] = np.searchsorted(indices, begin)
     capacity = np.empty(_BLOCK, np.float32)
     run = 0
@@ -105,12 +111,12 @@ def _add_up(
         stop = min(start + _BLOCK, end)
         block = capacity[: stop - start] if past_cache else flat[start:stop]
         block[:] = 0
-        while run < len(runs) and runs[run, 1] <= start:
+        while run < len(runs) and runs[run, STOP] <= start:
             run += 1
         for rank in range(len(messages)):
-            count = messages[rank, 0]
-            indices = int64_at(messages[rank, 1], count)
-            values = float32_at(messages[rank, 2], count)
+            count = messages[rank, COUNT]
+            indices = int64_at(messages[rank, INDICES], count)
+            values = float32_at(messages[rank, VALUES], count)
             at = cursors[rank]
             while at < count and indices[at] < stop:
                 place = indices[at] - start
@@ -119,10 +125,10 @@ def _add_up(
                 at += 1
             cursors[rank] = at
             later = run
-            while later < len(runs) and runs[later, 0] < stop:
-                low, high = max(start, runs[later, 0]), min(stop, runs[later, 1])
-                first = count + runs[later, 2] + low - runs[later, 0]
-                dense = float32_at(messages[rank, 2] + 4 * first, high - low)
+            while later < len(runs) and runs[later, START] < stop:
+                low, high = max(start, runs[later, START]), min(stop, runs[later, STOP])
+                first = count + runs[later, PLACE] + low - runs[later, START]
+                dense = float32_at(messages[rank, VALUES] + 4 * first, high - low)
                 goal = block[low - start : high - start]
                 for n in range(high - low):
                     goal[n] += dense[n] * share

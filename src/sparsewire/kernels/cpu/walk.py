@@ -5,17 +5,18 @@ Candidates are kept as bits of float32 (`raw`) with their places, ascending.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .floors import FIRST, LENGTH, SAMPLE, learn, likely_floor, threshold
+from .floors import SAMPLE, Guesses, SegmentColumns, learn, likely_floor, threshold
 from .jit import Array, jit
 from .numbers import (
     INFINITE,
     NEVER,
     NONE,
     PLAIN,
+    Sources,
     kth_magnitude,
     magnitude,
     reaching,
@@ -35,25 +36,66 @@ from .stripes import (
 
 TILE = 8192  # coordinates of one round
 SHORT = 8 * STRIPE  # a tile that is not worth a head and a rest
-
-
-START, STOP, SPAN, PIECE, WHOLE = range(5)  # columns of a table of tiles
 LEAP = 4 * STRIPE  # bytes
 PAGE = 1024  # numbers
 
 
-def workspace() -> tuple[Array, Array]:
-    """What one thread works on, as `walk` takes it.
+class Tiles(NamedTuple):
+    """The tiles of one thread, and what is seen of each of them."""
 
-    It is made by the caller because compiled loops let go of arrays whose address is still in use,
-    and it begins with a page of memory: what is written all the time must not cross the next one.
-    """
-    length = 2 * TILE + 6 * STRIPE
-    space = np.zeros(length + PAGE, np.float32)
-    begin = -space.ctypes.data % (4 * PAGE) // 4
-    space = space[begin : begin + length]
-    _divide(space)[1][:] = -0.0
-    return space, np.zeros(TILE // STRIPE + 2, np.uint64)
+    starts: Array
+    stops: Array
+    params: Array
+    segments: Array  # -1 where the segment is sent densely
+    dense: Array  # where the values of such a tile begin among the dense values, else -1
+    squares: Array  # written: the sum of squares of what was deposited
+
+
+class Candidates(NamedTuple):
+    """Entries that were taken out because they reach a floor, segment after segment."""
+
+    raw: Array  # the values' bits
+    places: Array
+    found: Array  # how many there are of every segment
+
+
+class Picks(NamedTuple):
+    """Entries that are taken out because of where they lie."""
+
+    places: Array
+    values: Array  # written
+
+
+class Scratch(NamedTuple):
+    """Memory of one thread, all of it small enough for its caches."""
+
+    space: Array  # see `_divide`
+    marks: Array  # a bit for every coordinate of a tile that is picked; zero between two tiles
+    sample: Array
+
+    @staticmethod
+    def make() -> Scratch:
+        """Make it outside of compiled loops, which let go of arrays whose address is still in use.
+
+        It begins with a page of memory: what is written all the time must not cross the next one.
+        """
+        length = 2 * TILE + 6 * STRIPE
+        space = np.zeros(length + PAGE, np.float32)
+        begin = -space.ctypes.data % (4 * PAGE) // 4
+        space = space[begin : begin + length]
+        _divide(space)[1][:] = -0.0
+        return Scratch(space, np.zeros(TILE // STRIPE + 2, np.uint64), np.empty(0, np.uint32))
+
+
+class Span(NamedTuple):
+    """A tile by addresses: goal = left + right. A step of zero adds the same stripe everywhere."""
+
+    left: Any
+    step: Any
+    right: Any
+    goal: Any
+    start: Any  # its first coordinate
+    length: Any
 
 
 @jit
@@ -153,12 +195,7 @@ def _head(goal: int, length: int, past_cache: bool) -> Any:
 
 @jit
 def _deposit(
-    left: Any,
-    step: Any,
-    right: Any,
-    goal: Any,
-    start: int,
-    length: int,
+    span: Span,
     floor: Any,
     past_cache: bool,
     marks: Array,
@@ -167,12 +204,14 @@ def _deposit(
     places: Array,
     at: Any,
 ) -> Any:
-    """Add a tile up, given by addresses; a step of zero adds the same stripe everywhere.
+    """Add a tile up, and take out what reaches the floor, and what is marked.
 
-    Taken out is what reaches the floor, and what is marked: the first word of `marks` is for the
-    head, in its upper bits, and the others follow. They go to `raw` and `places`, up to the first
-    number returned; the others are the sum of squares, and whether a sum is not finite.
+    The first word of `marks` is for the head, in its upper bits, and the others follow. What is
+    taken out goes to `raw` and `places`, up to the first number returned; the others are the sum of
+    squares, and whether a sum is not finite. Reads left and right once and writes goal once: past
+    the cache, without reading it first.
     """
+    left, step, right, goal, start, length = span
     sums, sum_bits = address(rest), rest.view(np.uint32)
     head = _head(goal, length, past_cache)
     bad, squares = np.uint64(0), np.float32(0)
@@ -208,131 +247,107 @@ def _deposit(
 
 
 @jit
-def _sum_at(left: Any, step: Any, right: Any, place: Any) -> Any:
-    """One sum of a tile."""
-    first = float32_at(left + (4 * place if step else np.int64(0)), np.int64(1))
-    return np.float32(first[0] + float32_at(right + 4 * place, np.int64(1))[0])
+def _close(
+    candidates: Candidates, begin: Any, at: Any, limit: Any, segment: Any, bits: Array
+) -> Any:
+    """Keep at most `limit` candidates of a segment that is done; returns where they end."""
+    if at - begin > limit:
+        keep_largest(candidates.raw, candidates.places, begin, at, limit, bits)
+        at = begin + limit
+    candidates.found[segment] = at - begin
+    return at
+
+
+@jit
+def _mark(chosen: Array, cursor: Any, stop: Any, shift: Any, marks: Array) -> Any:
+    """Mark the places before `stop`; returns the number of the next."""
+    while cursor < len(chosen) and chosen[cursor] < stop:
+        place = chosen[cursor] + shift
+        marks[place >> 6] |= np.uint64(1) << np.uint64(place & 63)
+        cursor += 1
+    return cursor
 
 
 @jit
 def walk(
-    tiles: Array,
-    before: Array,
-    addend: Array,
-    halves: Array,
-    kind: int,
+    tiles: Tiles,
+    sources: Sources,
     after: Array,
     dense: Array,
-    segments: Array,
-    names: Array,
-    strides: Array,
-    key: int,
+    segments: SegmentColumns,
     floors: Array,
-    limits: Array,
-    raw: Array,
-    places: Array,
-    found: Array,
-    hits: Array,
-    chosen: Array,
-    values: Array,
-    squares: Array,
+    candidates: Candidates,
+    picks: Picks,
     past_cache: bool,
-    buffer: Array,
-    space: Array,
-    marks: Array,
+    scratch: Scratch,
 ) -> Any:
     """Deposit tiles and withdraw from them; returns the first non-finite parameter, or -1.
 
-    Whole tiles move to `dense`. Of every segment at most `limits` candidates that reach `floors`
-    are left in `raw` and `places`, `found` of them; `hits`, if wanted, is how many reached it. With
-    `strides`, floors are thresholds found on a sample, just before the segment is walked over,
-    which brings it into the cache. Without floors, what lies at the coordinates `chosen` goes to
-    `values`. `squares` are the tiles'.
+    Dense tiles move to `dense`. Of every segment at most its limit of the entries that reach
+    `floors` are left in `candidates`. With strides, floors are thresholds found on a sample, just
+    before the segment is walked over, which brings it into the cache. Without floors, `picks` are
+    taken out.
+
+    Memory: reads before and addend and writes after, once each; a large `after` past the cache. A
+    dense tile is written twice, as values and as zeros. All else stays in the cache.
     """
     bits = after.view(np.uint32)
-    value_bits = values.view(np.uint32)
-    rest, blank, wide, _ = _divide(space)
+    value_bits = picks.values.view(np.uint32)
+    raw, places, chosen = candidates.raw, candidates.places, picks.places
+    marks = scratch.marks
+    rest, blank, wide, _ = _divide(scratch.space)
     left, step = address(blank), np.int64(0)
     non_finite = -1
     cursor = 0
     segment, begin, at = -1, np.int64(0), np.int64(0)
     floor = NEVER
-    for tile in range(len(tiles)):
-        start, stop, param = tiles[tile, START], tiles[tile, STOP], tiles[tile, SPAN]
+    for tile in range(len(tiles.starts)):
+        start, stop = tiles.starts[tile], tiles.stops[tile]
         length = stop - start
-        picks = tiles[tile, PIECE] >= 0 and len(floors) > 0
-        if not picks:
+        selects = tiles.segments[tile] >= 0 and len(floors) > 0
+        if not selects:
             floor = NEVER
-        elif tiles[tile, PIECE] != segment:
+        elif tiles.segments[tile] != segment:
             if segment >= 0:
-                if at - begin > limits[segment]:
-                    keep_largest(raw, places, begin, at, limits[segment], bits)
-                    at = begin + limits[segment]
-                found[segment] = at - begin
-            segment = tiles[tile, PIECE]
-            if len(strides):
-                floors[segment] = threshold(
-                    before,
-                    addend,
-                    halves,
-                    kind,
-                    segments[segment],
-                    names[segment],
-                    strides[segment],
-                    key,
-                    floors[segment],
-                    buffer,
-                )
+                at = _close(candidates, begin, at, segments.limits[segment], segment, bits)
+            segment = tiles.segments[tile]
+            if len(segments.strides):
+                last = floors[segment]
+                floors[segment] = threshold(sources, segments, segment, last, scratch.sample)
             begin, floor = at, floors[segment]
-        elif at - begin + length > 2 * limits[segment] + 2 * TILE:
-            least = keep_largest(raw, places, begin, at, limits[segment], bits)
-            at = begin + limits[segment]
+        elif at - begin + length > 2 * segments.limits[segment] + 2 * TILE:
+            least = keep_largest(raw, places, begin, at, segments.limits[segment], bits)
+            at = begin + segments.limits[segment]
             floor = np.uint32(least + np.uint32(1))  # equal ones come too late
-
-        if len(before):
-            left, step = address(before) + 4 * start, np.int64(LEAP)
-        if kind == PLAIN:
-            right = address(addend) + 4 * start
+        if len(sources.before):
+            left, step = address(sources.before) + 4 * start, np.int64(LEAP)
+        if sources.kind == PLAIN:
+            right = address(sources.addend) + 4 * start
         else:
-            widen(halves[start:stop], kind, wide.view(np.uint32))
+            widen(sources.halves[start:stop], sources.kind, wide.view(np.uint32))
             right = address(wide)
         goal = address(after) + 4 * start
-        whole = tiles[tile, WHOLE]
-        if whole >= 0:
-            goal = address(dense) + 4 * whole
+        if tiles.dense[tile] >= 0:
+            goal = address(dense) + 4 * tiles.dense[tile]
             after[start:stop] = np.float32(0)
-        first, last = cursor, at
+        span = Span(left, step, right, goal, start, length)
+        first, former = cursor, at
         is_past = past_cache and length >= SHORT
         shift = STRIPE - _head(goal, length, is_past) - start
-        while cursor < len(chosen) and chosen[cursor] < stop:
-            place = chosen[cursor] + shift
-            marks[place >> 6] |= np.uint64(1) << np.uint64(place & 63)
-            cursor += 1
-        at, total, is_bad = _deposit(
-            left, step, right, goal, start, length, floor, is_past, marks, rest, raw, places, at
-        )
-        squares[tile] = total if np.isfinite(total) else _exact_squares(float32_at(right, length))
+        cursor = _mark(chosen, cursor, stop, shift, marks)
+        at, total, is_bad = _deposit(span, floor, is_past, marks, rest, raw, places, at)
+        fits = np.isfinite(total)  # in float32
+        tiles.squares[tile] = total if fits else _exact_squares(float32_at(right, length))
         if is_bad and non_finite < 0:
-            non_finite = param
-        if not picks:
-            at = last
+            non_finite = tiles.params[tile]
+        if not selects:
+            at = former
             for n in range(first, cursor):
                 value_bits[n] = raw[at + n - first]
                 marks[(chosen[n] + shift) >> 6] = np.uint64(0)
-            continue
-        if len(hits):
-            hits[segment] += at - last
-            if floor > floors[segment]:  # those between the two floors were passed over
-                for n in range(length):
-                    bit = np.float32(_sum_at(left, step, right, n)).view(np.uint32)
-                    size = magnitude(bit)
-                    hits[segment] += size >= floors[segment] and size < floor
     finish_writing()
     if segment >= 0:
-        if at - begin > limits[segment]:
-            keep_largest(raw, places, begin, at, limits[segment], bits)
-            at = begin + limits[segment]
-        found[segment] = at - begin
+        _close(candidates, begin, at, segments.limits[segment], segment, bits)
     return non_finite
 
 
@@ -343,15 +358,16 @@ def _search(
     length: int,
     floor: Any,
     limit: int,
-    raw: Array,
-    places: Array,
+    candidates: Candidates,
     at: Any,
-    space: Array,
-    marks: Array,
+    scratch: Scratch,
 ) -> Any:
-    """Take candidates out of a segment that is deposited already; as `walk` does."""
-    bits = after.view(np.uint32)
-    rest, blank, _, goals = _divide(space)
+    """Take candidates out of a segment that is deposited already; as `walk` does.
+
+    Reads the segment once more. Only what is taken out is written.
+    """
+    bits, raw, places = after.view(np.uint32), candidates.raw, candidates.places
+    rest, blank, _, goals = _divide(scratch.space)
     left, step, no = address(blank), np.int64(0), length < 0
     begin = at
     for start in range(first, first + length, TILE):
@@ -360,11 +376,9 @@ def _search(
             least = keep_largest(raw, places, begin, at, limit, bits)
             floor = np.uint32(least + np.uint32(1))
             at = begin + limit
-        here = address(after) + 4 * start
-        goal, last = address(goals), at
-        at, _, _ = _deposit(
-            left, step, here, goal, start, stop - start, floor, no, marks, rest, raw, places, at
-        )
+        here, last = address(after) + 4 * start, at
+        span = Span(left, step, here, address(goals), start, stop - start)
+        at, _, _ = _deposit(span, floor, no, scratch.marks, rest, raw, places, at)
         for n in range(last, at):
             bits[places[n]] = np.uint32(0)
     if at - begin > limit:
@@ -374,39 +388,64 @@ def _search(
 
 
 @jit
+def _put_back(candidates: Candidates, low: Any, high: Any, bits: Array) -> None:
+    for n in range(low, high):
+        bits[candidates.places[n]] = candidates.raw[n]
+
+
+@jit
+def _search_again(
+    after: Array,
+    segment: int,
+    segments: SegmentColumns,
+    candidates: Candidates,
+    spare: Any,
+    scratch: Scratch,
+) -> Any:
+    """Find a segment's candidates anew, behind all others; returns where they end.
+
+    A sample of the segment gives a floor, and if that is too high as well, all are candidates.
+    """
+    bits = after.view(np.uint32)
+    first, length = segments.starts[segment], segments.lengths[segment]
+    limit = segments.limits[segment]
+    sample = bits[first : first + length : max(1, length // SAMPLE)].copy()
+    floor = likely_floor(sample, limit, length)
+    end = _search(after, first, length, floor, limit, candidates, spare, scratch)
+    if end - spare < limit:
+        _put_back(candidates, spare, end, bits)
+        end = _search(after, first, length, NONE, limit, candidates, spare, scratch)
+    return end
+
+
+@jit
 def settle(
-    segments: Array,
-    limits: Array,
+    segments: SegmentColumns,
     is_exact: bool,
     after: Array,
-    raw: Array,
-    places: Array,
-    found: Array,
-    kth: Array,
-    trends: Array,
-    falls: Array,
-    tally: Array,
+    candidates: Candidates,
+    guesses: Guesses,
     indices: Array,
     values: Array,
-    space: Array,
-    marks: Array,
+    scratch: Scratch,
 ) -> Any:
     """Write out the candidates of every segment, ascending; returns how many.
 
-    Where threads found more than the limit, the largest are kept. Where exactly `limits` are wanted
-    and fewer were found, the floor was too high: then a sample of the segment gives a lower one,
-    and if that fails too, all are candidates. `tally` counts floors foreseen that were right and
-    wrong.
+    Where threads found more than the limit, the largest are kept. Where exactly the limit is wanted
+    and fewer were found, the floor was too high, and the segment is searched again.
+
+    Memory: reads and writes the candidates alone, and reads the segments that are searched again.
     """
     bits = after.view(np.uint32)
     value_bits = values.view(np.uint32)
-    kth_values = kth.view(np.float32)
+    kth_values = guesses.kth.view(np.float32)
+    raw, places, found = candidates.raw, candidates.places, candidates.found
     spare = np.int64(0)
-    for segment in range(len(segments)):
+    for segment in range(len(found)):
         spare += found[segment]
     begin, out = np.int64(0), np.int64(0)
-    for segment in range(len(segments)):
-        first, length, limit = segments[segment, FIRST], segments[segment, LENGTH], limits[segment]
+    for segment in range(len(found)):
+        limit = segments.limits[segment]
         low, high = begin, begin + found[segment]
         begin = high
         is_missed = is_exact and found[segment] < limit
@@ -414,23 +453,14 @@ def settle(
             keep_largest(raw, places, low, high, limit, bits)
             high = low + limit
         elif is_missed:
-            for n in range(low, high):
-                bits[places[n]] = raw[n]
-            stride = max(1, length // SAMPLE)
-            sample = bits[first : first + length : stride].copy()
-            floor = likely_floor(sample, limit, length)
-            low = spare
-            high = _search(after, first, length, floor, limit, raw, places, low, space, marks)
-            if high - low < limit:
-                for n in range(low, high):
-                    bits[places[n]] = raw[n]
-                high = _search(after, first, length, NONE, limit, raw, places, low, space, marks)
+            _put_back(candidates, low, high, bits)
+            low, high = spare, _search_again(after, segment, segments, candidates, spare, scratch)
         if is_exact:
-            last, was_known = kth_values[segment], kth[segment] < INFINITE
-            kth[segment] = smallest(raw[low:high])
+            last, was_known = kth_values[segment], guesses.kth[segment] < INFINITE
+            guesses.kth[segment] = smallest(raw[low:high])
             if was_known:
-                tally[np.int64(is_missed)] += 1
-                learn(kth_values[segment], last, trends, falls, segment)
+                guesses.tally[np.int64(is_missed)] += 1
+                learn(kth_values[segment], last, guesses, segment)
         for n in range(high - low):
             indices[out + n] = places[low + n]
             value_bits[out + n] = raw[low + n]

@@ -1,12 +1,16 @@
 """The kernels for NVIDIA GPUs, in Triton.
 
 One launch serves all segments; nothing waits for the device, so that a step can be captured in a
-CUDA graph once it has run. Residuals that are not float32 are left to `reference`.
+CUDA graph once it has run. What is missing here is looked up in `reference`, and residuals that are
+not float32 are left to it. The launches of `X.py` run the kernels of `X_kernels.py`; those of
+`extract.py` run `accumulate.py`, `sample.py` and `rank.py`.
 """
 
 from __future__ import annotations
 
-from ..reference import collect, deal, top_blocks
+from typing import Any
+
+from .. import reference
 from .blocks import block_norms
 from .coding import (
     checksum,
@@ -30,8 +34,6 @@ __all__ = [
     "block_random_k",
     "checksum",
     "chosen",
-    "collect",
-    "deal",
     "find_flags",
     "inspect",
     "is_ascending",
@@ -42,8 +44,13 @@ __all__ = [
     "random_k",
     "read_ascending",
     "set_flags",
-    "top_blocks",
     "top_k",
     "unpack",
     "write_ascending",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in reference.__all__:
+        return getattr(reference, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

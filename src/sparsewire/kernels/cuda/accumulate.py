@@ -1,4 +1,4 @@
-"""Deposits, with a list of what reaches its segment's floor; plain gathers; rounding."""
+"""Deposits, with a list of what reaches its segment's floor; plain gathers."""
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -6,12 +6,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .device import magnitude, mix, popcount
-
-# columns of the state
-FLOOR = tl.constexpr(0)  # what reaches it is listed
-LISTED_COUNT = tl.constexpr(1)  # how many that are
-SPILLED = tl.constexpr(2)  # whether there was no room for them
+from .columns import (
+    FLOOR,
+    LISTED_COUNT,
+    PART_COLUMNS,
+    PART_FIRST,
+    PART_LENGTH,
+    SPILLED,
+    TILE_COLUMNS,
+    TILE_PLACE,
+    TILE_SEGMENT,
+    TILE_START,
+    TILE_STOP,
+)
+from .device import magnitude, popcount
 
 
 @triton.jit(do_not_specialize=["entries", "list_capacity", "limit"])
@@ -35,12 +43,15 @@ def accumulate(
     TILE: tl.constexpr,
     STATE: tl.constexpr,
 ):
-    """One tile; see `deposit_tile`. Loads without a mask are 16 bytes wide."""
+    """One tile; see `deposit_tile`. Loads without a mask are 16 bytes wide.
+
+    Reads before and addend and writes after, once each, and 8 bytes for every entry of the list.
+    """
     tile = tl.program_id(0)
-    start = tl.load(tiles + tile * 4)
-    stop = tl.load(tiles + tile * 4 + 1)
-    segment = tl.load(tiles + tile * 4 + 2)
-    place = entries + tl.load(tiles + tile * 4 + 3)
+    start = tl.load(tiles + tile * TILE_COLUMNS + TILE_START)
+    stop = tl.load(tiles + tile * TILE_COLUMNS + TILE_STOP)
+    segment = tl.load(tiles + tile * TILE_COLUMNS + TILE_SEGMENT)
+    place = entries + tl.load(tiles + tile * TILE_COLUMNS + TILE_PLACE)
     # fmt: off
     if (stop - start == TILE) & ((segment >= 0) | (place % 4 == 0)):
         deposit_tile(
@@ -146,8 +157,8 @@ def deposit_tile(
         to = tl.multiple_of(tl.max_contiguous(listed + 2 * list_capacity + at, [1, 4]), [1, 16])
         tl.store(to, inner, mask=fits)
         has_room = (first >= 0) & (first + count <= limit)
-        tl.store(parts + tile * 2, first)
-        tl.store(parts + tile * 2 + 1, tl.where(has_room, count, 0))
+        tl.store(parts + tile * PART_COLUMNS + PART_FIRST, first)
+        tl.store(parts + tile * PART_COLUMNS + PART_LENGTH, tl.where(has_room, count, 0))
         if (count > 0) & (has_room == 0):  # the segment counts as missed
             tl.store(here + SPILLED, 1)
             if RETRIES:
@@ -198,7 +209,10 @@ def gather(
     param_count,
     BLOCK: tl.constexpr,
 ):
-    """Take the values at `indices` and leave zero; the programs behind those inspect."""
+    """Take the values at `indices` and leave zero; the programs behind those inspect.
+
+    For every index a sector of `after` (32 bytes) is read and written, but neighbours share theirs.
+    """
     block = tl.program_id(0)
     if block >= blocks:
         inspect(
@@ -218,14 +232,3 @@ def gather(
         tl.store(values + lanes, selection, mask=lanes < count)
         tl.debug_barrier()  # another thread may clear a place than has read it
         tl.store(after + at, tl.zeros_like(selection), mask=inside)
-
-
-@triton.jit(do_not_specialize=["count", "key"])
-def round_at_random(wide, narrow, count, key: tl.int64, BLOCK: tl.constexpr):
-    """Four values share a word, as in `reference`."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    bits = tl.load(wide + at, mask=at < count, other=0).to(tl.int32, bitcast=True)
-    chance = ((mix(at // 4 + key) >> (at % 4 * 16)) & 0xFFFF).to(tl.int32)
-    rounded = bits + chance
-    rounded = tl.where((rounded & 0x7F800000) != 0x7F800000, rounded, bits)
-    tl.store(narrow + at, (rounded >> 16).to(tl.int16), mask=at < count)

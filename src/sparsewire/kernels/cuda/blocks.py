@@ -9,9 +9,9 @@ from ...segments import Segments
 from ...workspace import Workspace
 from .. import reference
 from ..blocks import BlockTable
+from .blocks_kernels import add_squares
 from .extract import is_addable
 from .launch import run
-from .norms import add_squares
 
 _HELD = 4096  # coordinates of one program
 _LONGEST = 1 << 14  # block that one program can hold

@@ -11,10 +11,7 @@ from torch import Tensor
 from ...randomness import mix_int, signed
 from .. import reference
 from ..bits import packed_bytes
-from .accumulate import round_at_random
-from .launch import run
-from .plan import BLOCK, TILE
-from .wire import (
+from .coding_kernels import (
     check_ascending,
     checksum_block,
     checksum_end,
@@ -24,8 +21,11 @@ from .wire import (
     pack_digits,
     place_flags,
     raise_flags,
+    round_at_random,
     unpack_digits,
 )
+from .launch import run
+from .plan import BLOCK, TILE
 
 _MESSAGES = 32  # inspected in one launch
 

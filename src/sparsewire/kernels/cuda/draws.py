@@ -8,7 +8,7 @@ from torch import Tensor
 from ...randomness import signed
 from ...segments import Segments
 from ...workspace import Workspace
-from .draw import count_drawn, draw_rest, draw_round, write_drawn, write_runs
+from .draws_kernels import count_drawn, draw_rest, draw_round, write_drawn, write_runs
 from .launch import run
 from .plan import BLOCK, plan_of
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -192,6 +192,149 @@ def _taken_at(
     return replace(selection, indices=indices)
 
 
+@dataclass(frozen=True)
+class _Ranking:
+    """The launches after a deposit that find the rank of each segment and withdraw by it."""
+
+    held: Tensor  # `before`; any tensor if there is none
+    addend: Tensor
+    after: Tensor
+    plan: Plan
+    selection: Selection
+    has_before: bool
+    is_sampled: bool
+
+    def arguments(self) -> Arguments:
+        """Those of `rank`, which is launched eight times."""
+        plan = self.plan
+        return Arguments(
+            self.held,
+            self.addend,
+            self.after,
+            plan.listed,
+            plan.list_capacity,
+            plan.parts,
+            plan.tiles,
+            plan.groups,
+            plan.segments,
+            plan.state,
+            plan.histograms,
+            plan.tile_counts,
+            plan.group_counts,
+            len(plan.groups),
+            plan.params,
+            plan.squares,
+            plan.non_finite,
+            self.selection.squares,
+            self.selection.non_finite,
+            plan.param_count,
+        )
+
+    def rank_digits(self, given: Arguments, attempt: int, by_list: int, by_all: int) -> None:
+        """One round; digits are numbered from the top, and there may be none."""
+        is_inspecting = attempt == 0 and by_list == 0
+        inspecting = self.plan.param_count + 1 if is_inspecting else 0
+        again(
+            rank,
+            (len(self.plan.groups) + inspecting,),
+            given,
+            HAS_BEFORE=self.has_before,
+            SAMPLED=self.is_sampled,
+            TRY=attempt,
+            FIRST=by_list == 0,
+            SHIFT=sum(_BY_LIST[by_list + 1 :]) if by_list < 3 else 0,
+            BITS=_BY_LIST[by_list] if by_list < 3 else 0,
+            ALL_FIRST=by_all == 0,
+            ALL_SHIFT=sum(_BY_ALL[by_all + 1 :]) if by_all >= 0 else 0,
+            ALL_BITS=_BY_ALL[by_all] if by_all >= 0 else 0,
+            **_sizes(self.plan),
+            num_warps=_WARPS if is_inspecting else _FEW_WARPS,
+        )
+
+    def deposit_again(self) -> None:
+        plan = self.plan
+        run(
+            deposit_again,
+            (len(plan.groups),),
+            self.held,
+            self.addend,
+            self.after,
+            plan.tiles,
+            plan.groups,
+            plan.state,
+            plan.listed,
+            plan.parts,
+            plan.second_cursor,
+            plan.squares,
+            plan.non_finite,
+            plan.list_capacity,
+            HAS_BEFORE=self.has_before,
+            TILE=plan.tile,
+            STATE=STATE,
+            num_warps=_FEW_WARPS,
+        )
+
+    def count_over(self) -> None:
+        plan, groups = self.plan, len(self.plan.groups)
+        run(
+            count_over,
+            (groups,),
+            self.after,
+            plan.listed,
+            plan.list_capacity,
+            plan.parts,
+            plan.tiles,
+            plan.groups,
+            plan.state,
+            plan.tile_counts,
+            plan.group_counts,
+            groups,
+            **_sizes(plan),
+            num_warps=_FEW_WARPS,
+        )
+
+    def extract(self) -> Tensor:
+        """Write indices and values; returns how many there are."""
+        plan, groups = self.plan, len(self.plan.groups)
+        count = self.after.new_empty((), dtype=torch.int64)
+        run(
+            extract,
+            (groups,),
+            self.after,
+            plan.listed,
+            plan.list_capacity,
+            plan.parts,
+            plan.cursor,
+            plan.tiles,
+            plan.groups,
+            plan.segments,
+            plan.state,
+            plan.tile_counts,
+            plan.group_counts,
+            self.selection.indices,
+            self.selection.values,
+            count,
+            plan.size,
+            self.selection.indices.numel(),
+            groups,
+            len(plan.segments),
+            SAMPLED=self.is_sampled,
+            **_sizes(plan),
+            **_WITHDRAWING,
+        )
+        return count
+
+
+def _sizes(plan: Plan) -> dict[str, int]:
+    return {
+        "TILE": plan.tile,
+        "GROUP": plan.group,
+        "LANES": LANES,
+        "CHUNK": min(CHUNK, plan.tile),
+        "STATE": STATE,
+    }
+
+
 def _ranked(
     before: Tensor | None,
     addend: Tensor,
@@ -201,127 +344,18 @@ def _ranked(
     is_sampled: bool,
 ) -> Selection:
     """Withdraw by rank; see rank.py."""
-    groups, segments = len(plan.groups), len(plan.segments)
-    if not segments:
+    if not len(plan.segments):
         nothing = torch.empty(0, dtype=torch.int64, device=after.device)
         return _taken_at(before, addend, after, plan, nothing)
     selection = _deposited(before, addend, after, plan, entries, lists=True)
     held = after if before is None else before
-    sizes = {
-        "TILE": plan.tile,
-        "GROUP": plan.group,
-        "LANES": LANES,
-        "CHUNK": min(CHUNK, plan.tile),
-        "STATE": STATE,
-    }
-
-    given = Arguments(
-        held,
-        addend,
-        after,
-        plan.listed,
-        plan.list_capacity,
-        plan.parts,
-        plan.tiles,
-        plan.groups,
-        plan.segments,
-        plan.state,
-        plan.histograms,
-        plan.tile_counts,
-        plan.group_counts,
-        groups,
-        plan.params,
-        plan.squares,
-        plan.non_finite,
-        selection.squares,
-        selection.non_finite,
-        plan.param_count,
-    )
-
-    def rank_digits(attempt: int, by_list: int, by_all: int) -> None:
-        """One round; digits are numbered from the top, and there may be none."""
-        is_inspecting = attempt == 0 and by_list == 0
-        again(
-            rank,
-            (groups + (plan.param_count + 1 if is_inspecting else 0),),
-            given,
-            HAS_BEFORE=before is not None,
-            SAMPLED=is_sampled,
-            TRY=attempt,
-            FIRST=by_list == 0,
-            SHIFT=sum(_BY_LIST[by_list + 1 :]) if by_list < 3 else 0,
-            BITS=_BY_LIST[by_list] if by_list < 3 else 0,
-            ALL_FIRST=by_all == 0,
-            ALL_SHIFT=sum(_BY_ALL[by_all + 1 :]) if by_all >= 0 else 0,
-            ALL_BITS=_BY_ALL[by_all] if by_all >= 0 else 0,
-            **sizes,
-            num_warps=_WARPS if is_inspecting else _FEW_WARPS,
-        )
-
+    ranking = _Ranking(held, addend, after, plan, selection, before is not None, is_sampled)
+    given = ranking.arguments()
     for digit in range(3):
-        rank_digits(0, digit, -1)
-    run(
-        deposit_again,
-        (groups,),
-        held,
-        addend,
-        after,
-        plan.tiles,
-        plan.groups,
-        plan.state,
-        plan.listed,
-        plan.parts,
-        plan.second_cursor,
-        plan.squares,
-        plan.non_finite,
-        plan.list_capacity,
-        HAS_BEFORE=before is not None,
-        TILE=plan.tile,
-        STATE=STATE,
-        num_warps=_FEW_WARPS,
-    )
+        ranking.rank_digits(given, 0, digit, -1)
+    ranking.deposit_again()
     for digit in range(5):
-        rank_digits(1, digit, digit - 1)
-    run(
-        count_over,
-        (groups,),
-        after,
-        plan.listed,
-        plan.list_capacity,
-        plan.parts,
-        plan.tiles,
-        plan.groups,
-        plan.state,
-        plan.tile_counts,
-        plan.group_counts,
-        groups,
-        **sizes,
-        num_warps=_FEW_WARPS,
-    )
-    count = after.new_empty((), dtype=torch.int64)
-    run(
-        extract,
-        (groups,),
-        after,
-        plan.listed,
-        plan.list_capacity,
-        plan.parts,
-        plan.cursor,
-        plan.tiles,
-        plan.groups,
-        plan.segments,
-        plan.state,
-        plan.tile_counts,
-        plan.group_counts,
-        selection.indices,
-        selection.values,
-        count,
-        plan.size,
-        entries,
-        groups,
-        segments,
-        SAMPLED=is_sampled,
-        **sizes,
-        **_WITHDRAWING,
-    )
+        ranking.rank_digits(given, 1, digit, digit - 1)
+    ranking.count_over()
+    count = ranking.extract()
     return replace(selection, count=count) if is_sampled else selection

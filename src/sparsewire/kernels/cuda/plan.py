@@ -12,10 +12,11 @@ from torch import Tensor
 from ...randomness import name_key
 from ...segments import Segments
 from ...workspace import Workspace
+from .columns import FLOOR, MARGIN, MISSES, STEPS
 
 TILE = 4096  # coordinates of one program; its tile never crosses a multiple of this
 GROUP = 16  # tiles of one program that only looks at what is listed
-STATE = 18  # columns of `Plan.state`; see rank.py
+STATE = 18  # columns of `Plan.state`
 UNKNOWN = 0x7FFFFFFF  # a floor that nothing reaches
 BLOCK = 1024  # entries of one program
 CHUNK = 1024  # coordinates of a tile that a program looks at together, where it looks at all
@@ -29,11 +30,12 @@ HELD = 4096  # sampled coordinates that one program can hold
 class Plan:
     """Tables, and buffers that one call leaves clean for the next, on one stream at a time.
 
+    `columns` names the columns of the tables.
+
     Arguments:
-        tiles: start, stop, segment (-1: is sent densely), place of a whole tile among the dense
-        values.
-        groups: first tile, tiles, segment, first group of the segment.
-        segments: start, length, count, room, entries before it, groups, key, draws wanted.
+        tiles: runs of coordinates within one parameter and one segment.
+        groups: neighbouring tiles of one segment, for programs that only look at what is listed.
+        segments: a row for every segment.
         params: the first tile of every parameter, and of the one behind the last.
         draws: segment and first number of every block of entries.
         dense: the numbers of the tiles that are sent densely.
@@ -74,7 +76,7 @@ class Plan:
     @property
     def tally(self) -> Tensor:
         """Of every segment: guesses that missed, and steps."""
-        return self.state[:, 15:17]
+        return self.state[:, MISSES.value : STEPS.value + 1]
 
 
 @dataclass(frozen=True)
@@ -148,8 +150,8 @@ def _plan(segments: Segments, device: torch.device) -> Plan:
         slot += segment.count
     params = np.searchsorted(edges, [*(param.start for param in segments.params), segments.size])
     state = np.zeros((many, STATE), dtype=np.int64)
-    state[:, 0] = UNKNOWN  # deposit.FLOOR
-    state[:, 14] = 3932  # rank.MARGIN
+    state[:, FLOOR.value] = UNKNOWN
+    state[:, MARGIN.value] = 3932
     list_capacity = (
         min(segments.size, 2 * segments.capacity + segments.size // 64 + SPARE) if many else 0
     )

@@ -18,24 +18,48 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .accumulate import FLOOR, LISTED_COUNT, SPILLED, deposit_tile, inspect
+from .accumulate import deposit_tile, inspect
+from .columns import (
+    ABOVE,
+    COUNT_COLUMNS,
+    COUNT_OVER,
+    COUNT_TIES,
+    CUT,
+    FLOOR,
+    GROUP_COLUMNS,
+    GROUP_FIRST,
+    GROUP_SEGMENT,
+    GROUP_TILE,
+    GROUP_TILES,
+    LAST,
+    LEFT,
+    LISTED_COUNT,
+    LOWEST,
+    MARGIN,
+    MISSES,
+    OVER,
+    PART_COLUMNS,
+    PART_FIRST,
+    PART_LENGTH,
+    PATH,
+    PREFIX,
+    QUOTA,
+    SEGMENT_CAPACITY,
+    SEGMENT_COLUMNS,
+    SEGMENT_COUNT,
+    SEGMENT_GROUPS,
+    SEGMENT_LENGTH,
+    SEGMENT_SLOT,
+    SEGMENT_START,
+    SPILLED,
+    STEPS,
+    TICKET,
+    TIES,
+    TILE_COLUMNS,
+    TILE_START,
+    TILE_STOP,
+)
 from .device import below, count_before, magnitude, mix
-
-# columns of the state, beside those of deposit.py (0, 1, 2)
-PATH = tl.constexpr(3)  # how the rank is found
-PREFIX = tl.constexpr(4)  # the digits found
-LEFT = tl.constexpr(5)  # the rank among those that share the prefix
-ABOVE = tl.constexpr(6)  # magnitudes too far above the floor
-TICKET = tl.constexpr(7)  # programs that are done with this round
-LOWEST = tl.constexpr(8)  # the threshold: what is below is not withdrawn
-CUT = tl.constexpr(9)  # the smallest magnitude withdrawn
-QUOTA = tl.constexpr(10)  # how many of those equal to the cut are withdrawn
-OVER = tl.constexpr(11)  # how many are over the cut
-TIES = tl.constexpr(12)  # and equal to it
-LAST = tl.constexpr(13)  # the cut of the step before
-MARGIN = tl.constexpr(14)  # the next floor's share of the cut expected, times 4096
-MISSES = tl.constexpr(15)
-STEPS = tl.constexpr(16)
 
 LISTED = tl.constexpr(0)  # paths: by what the deposit listed;
 RETRIED = tl.constexpr(1)  # by what a second one listed;
@@ -55,9 +79,9 @@ def parts_of(parts, tiles, first, count, TILE: tl.constexpr, GROUP: tl.constexpr
     """Where the parts of a group's tiles begin in the list, their lengths, and the tiles' bases."""
     rows = tl.arange(0, GROUP)
     live = rows < count
-    begins = tl.load(parts + (first + rows) * 2, mask=live, other=0)
-    lengths = tl.load(parts + (first + rows) * 2 + 1, mask=live, other=0)
-    starts = tl.load(tiles + (first + rows) * 4, mask=live, other=0)
+    begins = tl.load(parts + (first + rows) * PART_COLUMNS + PART_FIRST, mask=live, other=0)
+    lengths = tl.load(parts + (first + rows) * PART_COLUMNS + PART_LENGTH, mask=live, other=0)
+    starts = tl.load(tiles + (first + rows) * TILE_COLUMNS + TILE_START, mask=live, other=0)
     return begins, lengths, starts // TILE * TILE
 
 
@@ -75,9 +99,9 @@ def listed_at(listed, list_capacity, begins, lengths, bases, at, LANES: tl.const
 @triton.jit
 def all_at(after, tiles, tile, at, TILE: tl.constexpr, CHUNK: tl.constexpr):
     """Some values of a tile, their coordinates, and which of them are inside."""
-    start = tl.load(tiles + tile * 4)
+    start = tl.load(tiles + tile * TILE_COLUMNS + TILE_START)
     places = start // TILE * TILE + at + tl.arange(0, CHUNK)
-    inside = (places >= start) & (places < tl.load(tiles + tile * 4 + 1))
+    inside = (places >= start) & (places < tl.load(tiles + tile * TILE_COLUMNS + TILE_STOP))
     return tl.load(after + places, mask=inside, other=0), places, inside
 
 
@@ -129,8 +153,8 @@ def conclude(here, found, left, SAMPLED: tl.constexpr):
 def store_counts(tile_counts, group_counts, group_count, group, first, count, over, ties):
     """How many of every tile of a group are over the cut, and how many equal to it."""
     rows = tl.arange(0, over.shape[0])
-    tl.store(tile_counts + (first + rows) * 2, over, mask=rows < count)
-    tl.store(tile_counts + (first + rows) * 2 + 1, ties, mask=rows < count)
+    tl.store(tile_counts + (first + rows) * COUNT_COLUMNS + COUNT_OVER, over, mask=rows < count)
+    tl.store(tile_counts + (first + rows) * COUNT_COLUMNS + COUNT_TIES, ties, mask=rows < count)
     tl.store(group_counts + group, tl.sum(over))
     tl.store(group_counts + group_count + group, tl.sum(ties))
 
@@ -151,8 +175,8 @@ def sampled_floor(before, addend, segments, segment, wanted, HAS_BEFORE: tl.cons
     The sample has one place of every stride, anywhere in it: a fixed one would see the same few
     taps and channels of a convolution.
     """
-    start = tl.load(segments + segment * 8)
-    length = tl.load(segments + segment * 8 + 1)
+    start = tl.load(segments + segment * SEGMENT_COLUMNS + SEGMENT_START)
+    length = tl.load(segments + segment * SEGMENT_COLUMNS + SEGMENT_LENGTH)
     stride = (length + PROBES - 1) // PROBES
     seen = (length + stride - 1) // stride
     lanes = tl.arange(0, PROBES).to(tl.int64)
@@ -210,7 +234,8 @@ def rank(
 ):
     """One digit of the rank; the last group of a segment to finish evaluates it.
 
-    The first programs of the very first round inspect what was deposited.
+    The first programs of the very first round inspect what was deposited. By list a round reads 4
+    bytes for every entry of it; by all, which is rare, it reads `after`.
     """
     group = tl.program_id(0)
     if FIRST and TRY == LISTED:
@@ -226,9 +251,9 @@ def rank(
             )
             return
         group -= param_count + 1
-    first = tl.load(groups + group * 4)
-    count = tl.load(groups + group * 4 + 1)
-    segment = tl.load(groups + group * 4 + 2)
+    first = tl.load(groups + group * GROUP_COLUMNS + GROUP_TILE)
+    count = tl.load(groups + group * GROUP_COLUMNS + GROUP_TILES)
+    segment = tl.load(groups + group * GROUP_COLUMNS + GROUP_SEGMENT)
     here = state + segment * STATE
     path = tl.load(here + PATH)
     if FIRST and TRY == LISTED:
@@ -239,13 +264,15 @@ def rank(
         return
     floor = tl.load(here + FLOOR).to(tl.int32)
     lowest = floor * 0 + 1
-    wanted = tl.load(segments + segment * 8 + (3 if SAMPLED else 2))
+    wanted = tl.load(
+        segments + segment * SEGMENT_COLUMNS + (SEGMENT_CAPACITY if SAMPLED else SEGMENT_COUNT)
+    )
     if SAMPLED:
         lowest = tl.load(here + LOWEST).to(tl.int32)
     if SAMPLED and FIRST:
         listed_count = tl.load(here + LISTED_COUNT)
         if (listed_count <= wanted) & (floor == lowest) & (tl.load(here + SPILLED) == 0):
-            if group == tl.load(groups + group * 4 + 3):
+            if group == tl.load(groups + group * GROUP_COLUMNS + GROUP_FIRST):
                 tl.store(here + PATH, COUNTED if TRY == LISTED else SETTLED)
                 tl.store(here + CUT, floor.to(tl.int64) - 1)
                 tl.store(here + QUOTA, UNLIMITED)
@@ -254,7 +281,9 @@ def rank(
                 tl.store(here + STEPS, tl.load(here + STEPS) + (1 if TRY == LISTED else 0))
             if TRY == LISTED:
                 rows = tl.arange(0, GROUP)
-                many = tl.load(parts + (first + rows) * 2 + 1, mask=rows < count, other=0)
+                many = tl.load(
+                    parts + (first + rows) * PART_COLUMNS + PART_LENGTH, mask=rows < count, other=0
+                )
                 store_counts(
                     tile_counts, group_counts, group_count, group, first, count, many, many * 0
                 )
@@ -308,7 +337,7 @@ def rank(
 
     histogram = histograms + segment * BINS
     tl.atomic_add(histogram + tl.arange(0, BINS), found, mask=found > 0, sem="relaxed")
-    if not is_last(here, tl.load(segments + segment * 8 + 5)):
+    if not is_last(here, tl.load(segments + segment * SEGMENT_COLUMNS + SEGMENT_GROUPS)):
         return
 
     if FIRST:
@@ -356,14 +385,14 @@ def deposit_again(
     before, addend, after, tiles, groups, state, listed, parts, cursor, squares, non_finite,
     list_capacity, HAS_BEFORE: tl.constexpr, TILE: tl.constexpr, STATE: tl.constexpr,
 ):
-    """Deposits with another floor, of those that were missed."""
+    """Deposits with another floor, of those that were missed: as much traffic as the first one."""
     group = tl.program_id(0)
-    segment = tl.load(groups + group * 4 + 2)
+    segment = tl.load(groups + group * GROUP_COLUMNS + GROUP_SEGMENT)
     if tl.load(state + segment * STATE + PATH) == RETRIED:
-        first = tl.load(groups + group * 4)
-        for tile in range(first, first + tl.load(groups + group * 4 + 1)):
-            start = tl.load(tiles + tile * 4)
-            stop = tl.load(tiles + tile * 4 + 1)
+        first = tl.load(groups + group * GROUP_COLUMNS + GROUP_TILE)
+        for tile in range(first, first + tl.load(groups + group * GROUP_COLUMNS + GROUP_TILES)):
+            start = tl.load(tiles + tile * TILE_COLUMNS + TILE_START)
+            stop = tl.load(tiles + tile * TILE_COLUMNS + TILE_STOP)
             deposit_tile(
                 before, addend, after, after, tiles, state, listed, parts, cursor, squares,
                 non_finite, list_capacity, 2 * list_capacity, tile, start, stop, segment, segment,
@@ -392,9 +421,9 @@ def count_over(
 ):
     """How many of every tile, group and segment are over the cut, and how many equal to it."""
     group = tl.program_id(0)
-    first = tl.load(groups + group * 4)
-    count = tl.load(groups + group * 4 + 1)
-    here = state + tl.load(groups + group * 4 + 2) * STATE
+    first = tl.load(groups + group * GROUP_COLUMNS + GROUP_TILE)
+    count = tl.load(groups + group * GROUP_COLUMNS + GROUP_TILES)
+    here = state + tl.load(groups + group * GROUP_COLUMNS + GROUP_SEGMENT) * STATE
     path = tl.load(here + PATH)
     if path == COUNTED:
         return
@@ -487,17 +516,21 @@ def extract(
     CHUNK: tl.constexpr,
     STATE: tl.constexpr,
 ):
-    """Take what is over the cut, and of what equals it the quota from the left, in order."""
+    """Take what is over the cut, and of what equals it the quota from the left, in order.
+
+    Reads 8 bytes for every entry of the list. Those that stay are written back into `after`, which
+    is scattered, and 12 bytes go out for each of the others. By all, it also reads `after`.
+    """
     group = tl.program_id(0)
-    first = tl.load(groups + group * 4)
-    count = tl.load(groups + group * 4 + 1)
-    segment = tl.load(groups + group * 4 + 2)
-    first_group = tl.load(groups + group * 4 + 3)
+    first = tl.load(groups + group * GROUP_COLUMNS + GROUP_TILE)
+    count = tl.load(groups + group * GROUP_COLUMNS + GROUP_TILES)
+    segment = tl.load(groups + group * GROUP_COLUMNS + GROUP_SEGMENT)
+    first_group = tl.load(groups + group * GROUP_COLUMNS + GROUP_FIRST)
     here = state + segment * STATE
     path = tl.load(here + PATH)
     cut = tl.load(here + CUT)
     quota = tl.load(here + QUOTA)
-    slot = tl.load(segments + segment * 8 + 4)
+    slot = tl.load(segments + segment * SEGMENT_COLUMNS + SEGMENT_SLOT)
     if SAMPLED:
         slot, total = slots(state, segment, segment_count, STATE)
         fill_capacity(indices, values, total, capacity, size, group, group_count)
@@ -521,8 +554,12 @@ def extract(
     ties_before = count_before(group_counts + group_count, first_group, group, 1024)
     if path < ALL:
         rows = tl.arange(0, GROUP)
-        over = tl.load(tile_counts + (first + rows) * 2, mask=rows < count, other=0)
-        ties = tl.load(tile_counts + (first + rows) * 2 + 1, mask=rows < count, other=0)
+        over = tl.load(
+            tile_counts + (first + rows) * COUNT_COLUMNS + COUNT_OVER, mask=rows < count, other=0
+        )
+        ties = tl.load(
+            tile_counts + (first + rows) * COUNT_COLUMNS + COUNT_TIES, mask=rows < count, other=0
+        )
         over_seen = over_before + tl.cumsum(over, 0) - over
         ties_seen = ties_before + tl.cumsum(ties, 0) - ties
         begins, lengths, bases = parts_of(parts, tiles, first, count, TILE, GROUP)

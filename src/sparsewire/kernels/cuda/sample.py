@@ -6,20 +6,41 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .accumulate import FLOOR
+from .columns import (
+    BLOCK_COLUMNS,
+    BLOCK_COUNT,
+    BLOCK_FIRST,
+    BLOCK_SEGMENT,
+    FLOOR,
+    LEFT,
+    LOWEST,
+    PREFIX,
+    SAMPLE_COLUMNS,
+    SAMPLE_KEEP,
+    SAMPLE_LONGER,
+    SAMPLE_STRIDE,
+    SEGMENT_COLUMNS,
+    SEGMENT_KEY,
+    SEGMENT_LENGTH,
+    SEGMENT_START,
+)
 from .device import magnitude, mix
-from .rank import BINS, LEFT, LOWEST, PREFIX, add_digit, is_last
+from .rank import BINS, add_digit, is_last
 
 
 @triton.jit
 def sampling(samples, segments, segment, key):
     """Where in a segment its sample begins, its stride, and the rank of the threshold in it."""
-    stride = tl.load(samples + segment * 4)
-    length = tl.load(segments + segment * 8 + 1)
-    word = mix(tl.load(segments + segment * 8 + 6) ^ key).to(tl.uint64, bitcast=True)
+    stride = tl.load(samples + segment * SAMPLE_COLUMNS + SAMPLE_STRIDE)
+    length = tl.load(segments + segment * SEGMENT_COLUMNS + SEGMENT_LENGTH)
+    word = mix(tl.load(segments + segment * SEGMENT_COLUMNS + SEGMENT_KEY) ^ key).to(
+        tl.uint64, bitcast=True
+    )
     offset = (word % stride.to(tl.uint64)).to(tl.int64)
-    is_longer = (length - offset + stride - 1) // stride == tl.load(samples + segment * 4 + 3)
-    keep = tl.load(samples + segment * 4 + 1 + is_longer.to(tl.int64))
+    is_longer = (length - offset + stride - 1) // stride == tl.load(
+        samples + segment * SAMPLE_COLUMNS + SAMPLE_LONGER
+    )
+    keep = tl.load(samples + segment * SAMPLE_COLUMNS + SAMPLE_KEEP + is_longer.to(tl.int64))
     return offset, stride, keep
 
 
@@ -28,9 +49,9 @@ def sampled_at(
     before, addend, segments, segment, offset, stride, numbers, HAS_BEFORE: tl.constexpr
 ):
     """Magnitudes after the deposit of some of a segment's sample, and which of them there are."""
-    start = tl.load(segments + segment * 8)
+    start = tl.load(segments + segment * SEGMENT_COLUMNS + SEGMENT_START)
     places = start + offset + numbers * stride
-    live = places < start + tl.load(segments + segment * 8 + 1)
+    live = places < start + tl.load(segments + segment * SEGMENT_COLUMNS + SEGMENT_LENGTH)
     total = tl.load(addend + places, mask=live, other=0).to(tl.float32)
     if HAS_BEFORE:
         total = tl.load(before + places, mask=live, other=0) + total
@@ -88,15 +109,19 @@ def rank_sample(
     STATE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One digit of a threshold, from a block of a larger sample, which the first round gathers."""
+    """One digit of a threshold, from a block of a larger sample.
+
+    The first round gathers it: a sector of before and addend (32 bytes) for every 4 bytes. The
+    others read what it wrote side by side.
+    """
     block = tl.program_id(0).to(tl.int64)
-    segment = tl.load(blocks + block * 3)
+    segment = tl.load(blocks + block * BLOCK_COLUMNS + BLOCK_SEGMENT)
     here = state + segment * STATE
     lanes = tl.arange(0, BLOCK)
     offset, stride, left = sampling(samples, segments, segment, key)
     prefix = tl.zeros_like(segment)
     if SHIFT + BITS == 31:
-        numbers = tl.load(blocks + block * 3 + 1) + lanes
+        numbers = tl.load(blocks + block * BLOCK_COLUMNS + BLOCK_FIRST) + lanes
         sizes, live = sampled_at(
             before, addend, segments, segment, offset, stride, numbers, HAS_BEFORE
         )
@@ -110,7 +135,7 @@ def rank_sample(
     found = tl.histogram(digits, BINS, mask=live & (sizes >> (SHIFT + BITS) == prefix))
     histogram = histograms + segment * BINS
     tl.atomic_add(histogram + tl.arange(0, BINS), found, mask=found > 0, sem="relaxed")
-    if is_last(here, tl.load(blocks + block * 3 + 2)):
+    if is_last(here, tl.load(blocks + block * BLOCK_COLUMNS + BLOCK_COUNT)):
         threshold, _ = add_digit(here, histogram, prefix, left, BITS, BINS)
         if SHIFT == 0:
             set_threshold(here, threshold)

@@ -10,9 +10,9 @@ from torch import Tensor
 from ...segments import Segments
 from ...workspace import Workspace
 from .. import reference
-from .add import COLUMNS, add_messages, find_bounds, put_entries
 from .launch import run
 from .plan import BLOCK, CHUNK, LANES, plan_of
+from .sums_kernels import COLUMNS, add_messages, find_bounds, put_entries
 
 _MESSAGES = 32  # searched in one launch
 _SEARCHES = 128  # of one program

@@ -6,6 +6,26 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .columns import (
+    DRAW_COLUMNS,
+    DRAW_FIRST,
+    DRAW_SEGMENT,
+    GROUP_COLUMNS,
+    GROUP_FIRST,
+    GROUP_SEGMENT,
+    GROUP_TILE,
+    GROUP_TILES,
+    SEGMENT_COLUMNS,
+    SEGMENT_COUNT,
+    SEGMENT_KEY,
+    SEGMENT_LENGTH,
+    SEGMENT_SLOT,
+    SEGMENT_START,
+    SEGMENT_WANTED,
+    TILE_COLUMNS,
+    TILE_START,
+    TILE_STOP,
+)
 from .device import below, count_before, mix, popcount
 
 
@@ -42,15 +62,15 @@ def draw_round(
 ):
     """As many draws of every segment as are missing: one block of them."""
     block = tl.program_id(0)
-    segment = tl.load(draws + block * 2)
-    first = tl.load(draws + block * 2 + 1)
-    wanted = tl.load(segments + segment * 8 + 7)
+    segment = tl.load(draws + block * DRAW_COLUMNS + DRAW_SEGMENT)
+    first = tl.load(draws + block * DRAW_COLUMNS + DRAW_FIRST)
+    wanted = tl.load(segments + segment * SEGMENT_COLUMNS + SEGMENT_WANTED)
     missing, drawn = progress(found, segment, segment_count, wanted, ROUND)
     if first < missing:
         number = first + tl.arange(0, BLOCK)
-        stream = mix(tl.load(segments + segment * 8 + 6) ^ key) + drawn
-        begin = tl.load(segments + segment * 8)
-        length = tl.load(segments + segment * 8 + 1)
+        stream = mix(tl.load(segments + segment * SEGMENT_COLUMNS + SEGMENT_KEY) ^ key) + drawn
+        begin = tl.load(segments + segment * SEGMENT_COLUMNS + SEGMENT_START)
+        length = tl.load(segments + segment * SEGMENT_COLUMNS + SEGMENT_LENGTH)
         fresh = draw_marks(bitmap, begin, length, stream, number, number < missing)
         tl.atomic_add(found + ROUND * segment_count + segment, fresh, sem="relaxed")
 
@@ -67,11 +87,11 @@ def draw_rest(
 ):
     """All further rounds of one segment."""
     segment = tl.program_id(0).to(tl.int64)
-    wanted = tl.load(segments + segment * 8 + 7)
+    wanted = tl.load(segments + segment * SEGMENT_COLUMNS + SEGMENT_WANTED)
     missing, drawn = progress(found, segment, segment_count, wanted, ROUND)
-    stream = mix(tl.load(segments + segment * 8 + 6) ^ key)
-    begin = tl.load(segments + segment * 8)
-    length = tl.load(segments + segment * 8 + 1)
+    stream = mix(tl.load(segments + segment * SEGMENT_COLUMNS + SEGMENT_KEY) ^ key)
+    begin = tl.load(segments + segment * SEGMENT_COLUMNS + SEGMENT_START)
+    length = tl.load(segments + segment * SEGMENT_COLUMNS + SEGMENT_LENGTH)
     while missing > 0:
         fresh = tl.zeros_like(missing)
         for first in range(0, missing, BLOCK):
@@ -87,13 +107,15 @@ def drawn_words(bitmap, tiles, groups, segments, group, TILE: tl.constexpr, GROU
     """A group's words, only the bits of its segment, inverted where those left out were drawn."""
     WORDS: tl.constexpr = TILE // 32
     lanes = tl.arange(0, GROUP * WORDS)
-    first = tl.load(groups + group * 4)
-    live = lanes < tl.load(groups + group * 4 + 1) * WORDS
-    segment = tl.load(groups + group * 4 + 2)
-    turned = tl.load(segments + segment * 8 + 7) < tl.load(segments + segment * 8 + 2)
+    first = tl.load(groups + group * GROUP_COLUMNS + GROUP_TILE)
+    live = lanes < tl.load(groups + group * GROUP_COLUMNS + GROUP_TILES) * WORDS
+    segment = tl.load(groups + group * GROUP_COLUMNS + GROUP_SEGMENT)
+    turned = tl.load(segments + segment * SEGMENT_COLUMNS + SEGMENT_WANTED) < tl.load(
+        segments + segment * SEGMENT_COLUMNS + SEGMENT_COUNT
+    )
     tile = first + lanes // WORDS
-    start = tl.load(tiles + tile * 4, mask=live, other=0)
-    stop = tl.load(tiles + tile * 4 + 1, mask=live, other=0)
+    start = tl.load(tiles + tile * TILE_COLUMNS + TILE_START, mask=live, other=0)
+    stop = tl.load(tiles + tile * TILE_COLUMNS + TILE_STOP, mask=live, other=0)
     base = start // TILE * TILE + (lanes % WORDS) * 32
     low = tl.minimum(tl.maximum(start - base, 0), 32)
     high = tl.minimum(tl.maximum(stop - base, 0), 32)
@@ -125,9 +147,9 @@ def write_drawn(
     """The marked coordinates of one group, ascending."""
     group = tl.program_id(0)
     words, base = drawn_words(bitmap, tiles, groups, segments, group, TILE, GROUP)
-    segment = tl.load(groups + group * 4 + 2)
-    slot = tl.load(segments + segment * 8 + 4)
-    slot += count_before(counts, tl.load(groups + group * 4 + 3), group, 1024)
+    segment = tl.load(groups + group * GROUP_COLUMNS + GROUP_SEGMENT)
+    slot = tl.load(segments + segment * SEGMENT_COLUMNS + SEGMENT_SLOT)
+    slot += count_before(counts, tl.load(groups + group * GROUP_COLUMNS + GROUP_FIRST), group, 1024)
     many = popcount(words)
     at = slot + tl.cumsum(many, 0) - many
     for _ in range(tl.max(many)):
@@ -142,13 +164,13 @@ def write_drawn(
 def write_runs(segments, draws, indices, key: tl.int64, BLOCK: tl.constexpr):
     """One run of every segment from a random start, wrapping around: one block of its entries."""
     block = tl.program_id(0)
-    segment = tl.load(draws + block * 2)
-    place = tl.load(draws + block * 2 + 1) + tl.arange(0, BLOCK)
-    start = tl.load(segments + segment * 8)
-    length = tl.load(segments + segment * 8 + 1)
-    count = tl.load(segments + segment * 8 + 2)
-    begin = below(mix(tl.load(segments + segment * 8 + 6) ^ key), length)
+    segment = tl.load(draws + block * DRAW_COLUMNS + DRAW_SEGMENT)
+    place = tl.load(draws + block * DRAW_COLUMNS + DRAW_FIRST) + tl.arange(0, BLOCK)
+    start = tl.load(segments + segment * SEGMENT_COLUMNS + SEGMENT_START)
+    length = tl.load(segments + segment * SEGMENT_COLUMNS + SEGMENT_LENGTH)
+    count = tl.load(segments + segment * SEGMENT_COLUMNS + SEGMENT_COUNT)
+    begin = below(mix(tl.load(segments + segment * SEGMENT_COLUMNS + SEGMENT_KEY) ^ key), length)
     wrapped = tl.maximum(begin + count - length, 0)
     inside = tl.where(place < wrapped, place, begin + place - wrapped)
-    slot = tl.load(segments + segment * 8 + 4)
+    slot = tl.load(segments + segment * SEGMENT_COLUMNS + SEGMENT_SLOT)
     tl.store(indices + slot + place, start + inside, mask=place < count)

@@ -1,4 +1,4 @@
-"""Bits and bytes: packing, flags, checksums and the check of indices."""
+"""Bits and bytes: packing, flags, checksums, the check of indices, and rounding."""
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -185,3 +185,14 @@ def inspect_end(found, fine, key: tl.int64, first, blocks):
     tl.store(fine + 1, tl.max(codes & 1) == 0)
     tl.store(fine + 2, tl.max(codes & 2) == 0)
     tl.store(fine + 3, 1)
+
+
+@triton.jit(do_not_specialize=["count", "key"])
+def round_at_random(wide, narrow, count, key: tl.int64, BLOCK: tl.constexpr):
+    """Four values share a word, as in `reference`."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    bits = tl.load(wide + at, mask=at < count, other=0).to(tl.int32, bitcast=True)
+    chance = ((mix(at // 4 + key) >> (at % 4 * 16)) & 0xFFFF).to(tl.int32)
+    rounded = bits + chance
+    rounded = tl.where((rounded & 0x7F800000) != 0x7F800000, rounded, bits)
+    tl.store(narrow + at, (rounded >> 16).to(tl.int16), mask=at < count)

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from .cells import add_to_cells, clear_cells, open_cells, write_cells
+from .columns import TILE_COLUMNS, TILE_PLACE, TILE_SEGMENT, TILE_START, TILE_STOP
 from .device import one_of
 
 # columns of the table of messages
@@ -50,7 +51,7 @@ def find_bounds(
         tl.store(table + message * COLUMNS + COUNT, count.to(tl.int64))
     entries = index_row.to(tl.pointer_type(tl.int64))
     tile = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    start = tl.load(tiles + tile * 4, mask=tile < tile_count, other=0)
+    start = tl.load(tiles + tile * TILE_COLUMNS + TILE_START, mask=tile < tile_count, other=0)
     start = tl.where(tile < tile_count, start, size)
     low = tl.zeros([BLOCK], tl.int32)
     high = low + count
@@ -79,17 +80,18 @@ def add_messages(
     """One output tile: every message in turn, so that the order of additions is the ranks'.
 
     Inside a message no coordinate comes twice. The first entries of some messages are fetched
-    together; few tiles have more of them.
+    together; few tiles have more of them. Reads every message once and writes the result once: the
+    sums are made in shared memory.
     """
     tile = tl.program_id(0).to(tl.int64)
-    start = tl.load(tiles + tile * 4)
-    stop = tl.load(tiles + tile * 4 + 1)
+    start = tl.load(tiles + tile * TILE_COLUMNS + TILE_START)
+    stop = tl.load(tiles + tile * TILE_COLUMNS + TILE_STOP)
     base = start // TILE * TILE
     flat += base
     low = (start - base).to(tl.int32)
     high = (stop - base).to(tl.int32)
-    if tl.load(tiles + tile * 4 + 2) < 0:
-        offset = tl.load(tiles + tile * 4 + 3) - low
+    if tl.load(tiles + tile * TILE_COLUMNS + TILE_SEGMENT) < 0:
+        offset = tl.load(tiles + tile * TILE_COLUMNS + TILE_PLACE) - low
         for chunk in range(0, TILE, CHUNK):
             inner = chunk + tl.arange(0, CHUNK)
             inside = (inner >= low) & (inner < high)
@@ -177,9 +179,9 @@ def put_entries(
         )
     else:
         tile = tl.load(dense + (block - blocks))
-        start = tl.load(tiles + tile * 4)
-        stop = tl.load(tiles + tile * 4 + 1)
-        offset = count + tl.load(tiles + tile * 4 + 3) - start
+        start = tl.load(tiles + tile * TILE_COLUMNS + TILE_START)
+        stop = tl.load(tiles + tile * TILE_COLUMNS + TILE_STOP)
+        offset = count + tl.load(tiles + tile * TILE_COLUMNS + TILE_PLACE) - start
         for chunk in range(0, TILE, BLOCK):
             places = start // TILE * TILE + chunk + tl.arange(0, BLOCK)
             inside = (places >= start) & (places < stop)

@@ -20,7 +20,10 @@ def add_squares(
     WIDTH: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """Some blocks; as in `reference`, the second half is added to the first until one is left."""
+    """Some blocks; as in `reference`, the second half is added to the first until one is left.
+
+    Reads before and addend once.
+    """
     block = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     start = tl.load(starts + block, mask=block < count, other=0)
     stop = tl.load(stops + block, mask=block < count, other=0)
