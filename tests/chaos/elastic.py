@@ -105,6 +105,7 @@ class Job:
             *("--rdzv-endpoint", f"127.0.0.1:{self._store.port}"),
             *("--rdzv-conf", ",".join(f"{key}={value}" for key, value in rendezvous.items())),
             *("--max-restarts", "1000", "--monitor-interval", "0.1", "--local-addr", "127.0.0.1"),
+            *("--log-dir", str(self.folder / "logs")),  # which killed agents leave behind
             *("-m", "tests.chaos.elastic_worker", str(self.folder)),
         ]
         with (self.folder / f"agent-{self._count}.log").open("wb") as log:
