@@ -68,6 +68,38 @@ def accumulate(
     # fmt: on
 
 
+# fmt: off
+@triton.jit
+def list_hits(
+    after, here, listed, parts, cursor, list_capacity, limit, tile, inner, bits, total, hits,
+    RETRIES: tl.constexpr,
+):
+    """Write down a tile's part of the list: values and places, ascending."""
+    # fmt: on
+    marks = tl.sum(tl.where(hits, 1 << bits[None, :], 0), 1)
+    many = popcount(marks)
+    count = tl.sum(many)
+    first = tl.atomic_add(cursor, count, sem="relaxed")
+    tl.atomic_add(here + LISTED_COUNT, count.to(tl.int64), sem="relaxed")
+    lower = popcount(marks[:, None] & ((1 << bits) - 1)[None, :])
+    at = first + (tl.cumsum(many, 0) - many)[:, None] + lower
+    # Scattered stores would first send values and pointers through shared memory. Saying
+    # that four lie side by side, aligned, prevents that; and the mask, of which nothing is
+    # known, prevents that the four are really stored as one.
+    to = tl.multiple_of(tl.max_contiguous(listed + at, [1, 4]), [1, 16])
+    fits = hits & (at >= 0) & (at < limit)  # the cursor may have wrapped around
+    tl.store(to, total.to(tl.int32, bitcast=True), mask=fits)
+    to = tl.multiple_of(tl.max_contiguous(listed + 2 * list_capacity + at, [1, 4]), [1, 16])
+    tl.store(to, inner, mask=fits)
+    has_room = (first >= 0) & (first + count <= limit)
+    tl.store(parts + tile * PART_COLUMNS + PART_FIRST, first)
+    tl.store(parts + tile * PART_COLUMNS + PART_LENGTH, tl.where(has_room, count, 0))
+    if (count > 0) & (has_room == 0):  # the segment counts as missed
+        tl.store(here + SPILLED, 1)
+        if RETRIES:
+            tl.store(after + inner, total, mask=hits)
+
+
 @triton.jit
 def deposit_tile(
     before,
@@ -141,28 +173,12 @@ def deposit_tile(
     tl.store(squares + tile, tl.sum(added * added))
     tl.store(non_finite + tile, (tl.max(sizes) >= 0x7F800000).to(tl.int32))
     if LISTS:
-        marks = tl.sum(tl.where(hits, 1 << bits[None, :], 0), 1)
-        many = popcount(marks)
-        count = tl.sum(many)
-        first = tl.atomic_add(cursor, count, sem="relaxed")
-        tl.atomic_add(here + LISTED_COUNT, count.to(tl.int64), sem="relaxed")
-        lower = popcount(marks[:, None] & ((1 << bits) - 1)[None, :])
-        at = first + (tl.cumsum(many, 0) - many)[:, None] + lower
-        # Scattered stores would first send values and pointers through shared memory. Saying
-        # that four lie side by side, aligned, prevents that; and the mask, of which nothing is
-        # known, prevents that the four are really stored as one.
-        to = tl.multiple_of(tl.max_contiguous(listed + at, [1, 4]), [1, 16])
-        fits = hits & (at >= 0) & (at < limit)  # the cursor may have wrapped around
-        tl.store(to, total.to(tl.int32, bitcast=True), mask=fits)
-        to = tl.multiple_of(tl.max_contiguous(listed + 2 * list_capacity + at, [1, 4]), [1, 16])
-        tl.store(to, inner, mask=fits)
-        has_room = (first >= 0) & (first + count <= limit)
-        tl.store(parts + tile * PART_COLUMNS + PART_FIRST, first)
-        tl.store(parts + tile * PART_COLUMNS + PART_LENGTH, tl.where(has_room, count, 0))
-        if (count > 0) & (has_room == 0):  # the segment counts as missed
-            tl.store(here + SPILLED, 1)
-            if RETRIES:
-                tl.store(after + inner, total, mask=hits)
+        # fmt: off
+        list_hits(
+            after, here, listed, parts, cursor, list_capacity, limit, tile, inner, bits, total,
+            hits, RETRIES,
+        )
+        # fmt: on
 
 
 @triton.jit

@@ -195,28 +195,115 @@ def sampled_floor(before, addend, segments, segment, wanted, HAS_BEFORE: tl.cons
     return tl.maximum(floor, 1)
 
 
+# fmt: off
+@triton.jit
+def take_all_listed(
+    parts, groups, tile_counts, group_counts, group_count, group, first, count, here,
+    floor, listed_count, TRY: tl.constexpr, GROUP: tl.constexpr,
+):
+    """There is room for all that reach the threshold: no rank is needed."""
+    # fmt: on
+    if group == tl.load(groups + group * GROUP_COLUMNS + GROUP_FIRST):
+        tl.store(here + PATH, COUNTED if TRY == LISTED else SETTLED)
+        tl.store(here + CUT, floor.to(tl.int64) - 1)
+        tl.store(here + QUOTA, UNLIMITED)
+        tl.store(here + OVER, listed_count if TRY == LISTED else 0)
+        tl.store(here + TIES, 0)
+        tl.store(here + STEPS, tl.load(here + STEPS) + (1 if TRY == LISTED else 0))
+    if TRY == LISTED:
+        rows = tl.arange(0, GROUP)
+        many = tl.load(
+            parts + (first + rows) * PART_COLUMNS + PART_LENGTH, mask=rows < count, other=0
+        )
+        store_counts(
+            tile_counts, group_counts, group_count, group, first, count, many, many * 0
+        )
+
+
+# fmt: off
+@triton.jit
+def count_listed(
+    listed, list_capacity, begins, lengths, bases, longest, floor, prefix, found,
+    SHIFT: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr,
+):
+    """A histogram of a digit of what is listed, and how many are too far above the floor."""
+    # fmt: on
+    above = tl.zeros([GROUP * LANES], tl.int32)
+    for at in range(0, longest, LANES):
+        values, _, is_there = listed_at(
+            listed, list_capacity, begins, lengths, bases, at, LANES
+        )
+        sizes = tl.reshape(magnitude(values) - floor, [GROUP * LANES])
+        is_set = tl.reshape(is_there, [GROUP * LANES])
+        digits = (sizes >> SHIFT) & ((1 << BITS) - 1)
+        fits = is_set & (sizes >> (SHIFT + BITS) == prefix)
+        if tl.max(fits.to(tl.int32)) > 0:
+            found += tl.histogram(digits, BINS, mask=fits)
+        above += (is_set & (sizes >> REACH != 0)).to(tl.int32)
+    return found, above
+
+
+# fmt: off
+@triton.jit
+def count_all(
+    after, tiles, first, count, prefix, found,
+    ALL_SHIFT: tl.constexpr, ALL_BITS: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
+):
+    """A histogram of a digit of all values of a group's tiles."""
+    # fmt: on
+    for chunk in range(count * (TILE // CHUNK)):
+        tile = first + chunk // (TILE // CHUNK)
+        within = chunk % (TILE // CHUNK) * CHUNK
+        total, _, inside = all_at(after, tiles, tile, within, TILE, CHUNK)
+        figures = (magnitude(total) >> ALL_SHIFT) & ((1 << ALL_BITS) - 1)
+        matches = inside & (magnitude(total) >> (ALL_SHIFT + ALL_BITS) == prefix)
+        found += tl.histogram(figures, BINS, mask=matches)
+    return found
+
+
+# fmt: off
+@triton.jit
+def evaluate_first(
+    before, addend, segments, segment, here, histogram, path, wanted, floor, lowest,
+    HAS_BEFORE: tl.constexpr, SAMPLED: tl.constexpr, TRY: tl.constexpr,
+):
+    """The first digit by list: whether the list has the rank at all, and if not, what to do."""
+    # fmt: on
+    over = tl.load(here + ABOVE, cache_modifier=".cg")
+    digit, left = crossing(histogram, wanted - over, BINS)
+    many = tl.load(here + LISTED_COUNT)
+    is_short = many < wanted
+    is_missed = (over >= wanted) | (tl.load(here + SPILLED) != 0)
+    is_missed = is_missed | (is_short & (floor > lowest))
+    tl.debug_barrier()  # all threads decide by the same numbers, before one changes them
+    next_path = tl.where(is_short, ZERO, path)
+    next_path = tl.where(is_missed, RETRIED if TRY == LISTED else ALL, next_path)
+    tl.store(here + PATH, next_path)
+    tl.store(here + PREFIX, tl.where(is_missed, 0, digit))
+    tl.store(here + LEFT, tl.where(is_missed, wanted, left))
+    tl.store(here + CUT, 0)  # these two hold where the path is ZERO
+    tl.store(here + QUOTA, left)
+    tl.store(here + ABOVE, 0)
+    tl.store(here + SPILLED, 0)
+    if TRY == LISTED:
+        if not SAMPLED:
+            adjust_margin(here, wanted, many, is_missed)
+        tl.store(here + OVER, 0)
+        tl.store(here + TIES, 0)
+        tl.store(here + STEPS, tl.load(here + STEPS) + 1)
+        if is_missed:
+            another = sampled_floor(before, addend, segments, segment, wanted, HAS_BEFORE)
+            tl.store(here + FLOOR, tl.maximum(another, lowest))
+            tl.store(here + LISTED_COUNT, 0)
+            tl.store(here + MISSES, tl.load(here + MISSES) + 1)
+
+
+# fmt: off
 @triton.jit(do_not_specialize=["list_capacity", "group_count", "param_count"])
 def rank(
-    before,
-    addend,
-    after,
-    listed,
-    list_capacity,
-    parts,
-    tiles,
-    groups,
-    segments,
-    state,
-    histograms,
-    tile_counts,
-    group_counts,
-    group_count,
-    param_tiles,
-    squares,
-    non_finite,
-    param_squares,
-    param_non_finite,
-    param_count,
+    before, addend, after, listed, list_capacity, parts, tiles, groups, segments, state, histograms,
+    tile_counts, group_counts, group_count, param_tiles, squares, non_finite, param_squares,
+    param_non_finite, param_count,
     HAS_BEFORE: tl.constexpr,
     SAMPLED: tl.constexpr,
     TRY: tl.constexpr,  # LISTED or RETRIED
@@ -237,18 +324,16 @@ def rank(
     The first programs of the very first round inspect what was deposited. By list a round reads 4
     bytes for every entry of it; by all, which is rare, it reads `after`.
     """
+    # fmt: on
     group = tl.program_id(0)
     if FIRST and TRY == LISTED:
         if group <= param_count:
+            # fmt: off
             inspect(
-                group,
-                param_tiles,
-                squares,
-                non_finite,
-                param_squares,
-                param_non_finite,
+                group, param_tiles, squares, non_finite, param_squares, param_non_finite,
                 param_count,
             )
+            # fmt: on
             return
         group -= param_count + 1
     first = tl.load(groups + group * GROUP_COLUMNS + GROUP_TILE)
@@ -272,21 +357,12 @@ def rank(
     if SAMPLED and FIRST:
         listed_count = tl.load(here + LISTED_COUNT)
         if (listed_count <= wanted) & (floor == lowest) & (tl.load(here + SPILLED) == 0):
-            if group == tl.load(groups + group * GROUP_COLUMNS + GROUP_FIRST):
-                tl.store(here + PATH, COUNTED if TRY == LISTED else SETTLED)
-                tl.store(here + CUT, floor.to(tl.int64) - 1)
-                tl.store(here + QUOTA, UNLIMITED)
-                tl.store(here + OVER, listed_count if TRY == LISTED else 0)
-                tl.store(here + TIES, 0)
-                tl.store(here + STEPS, tl.load(here + STEPS) + (1 if TRY == LISTED else 0))
-            if TRY == LISTED:
-                rows = tl.arange(0, GROUP)
-                many = tl.load(
-                    parts + (first + rows) * PART_COLUMNS + PART_LENGTH, mask=rows < count, other=0
-                )
-                store_counts(
-                    tile_counts, group_counts, group_count, group, first, count, many, many * 0
-                )
+            # fmt: off
+            take_all_listed(
+                parts, groups, tile_counts, group_counts, group_count, group, first, count, here,
+                floor, listed_count, TRY, GROUP,
+            )
+            # fmt: on
             return
     prefix = tl.zeros_like(segment)
     left = wanted
@@ -299,18 +375,10 @@ def rank(
 
     if BITS > 0:
         if by_list:
-            above = tl.zeros([GROUP * LANES], tl.int32)
-            for at in range(0, longest, LANES):
-                values, _, is_there = listed_at(
-                    listed, list_capacity, begins, lengths, bases, at, LANES
-                )
-                sizes = tl.reshape(magnitude(values) - floor, [GROUP * LANES])
-                is_set = tl.reshape(is_there, [GROUP * LANES])
-                digits = (sizes >> SHIFT) & ((1 << BITS) - 1)
-                fits = is_set & (sizes >> (SHIFT + BITS) == prefix)
-                if tl.max(fits.to(tl.int32)) > 0:
-                    found += tl.histogram(digits, BINS, mask=fits)
-                above += (is_set & (sizes >> REACH != 0)).to(tl.int32)
+            found, above = count_listed(
+                listed, list_capacity, begins, lengths, bases, longest, floor, prefix, found,
+                SHIFT, BITS, GROUP, LANES,
+            )
             if FIRST:
                 tl.atomic_add(here + ABOVE, tl.sum(above).to(tl.int64), sem="relaxed")
 
@@ -327,13 +395,9 @@ def rank(
 
     if ALL_BITS > 0:
         if by_all:
-            for chunk in range(count * (TILE // CHUNK)):
-                tile = first + chunk // (TILE // CHUNK)
-                within = chunk % (TILE // CHUNK) * CHUNK
-                total, _, inside = all_at(after, tiles, tile, within, TILE, CHUNK)
-                figures = (magnitude(total) >> ALL_SHIFT) & ((1 << ALL_BITS) - 1)
-                matches = inside & (magnitude(total) >> (ALL_SHIFT + ALL_BITS) == prefix)
-                found += tl.histogram(figures, BINS, mask=matches)
+            found = count_all(
+                after, tiles, first, count, prefix, found, ALL_SHIFT, ALL_BITS, TILE, CHUNK
+            )
 
     histogram = histograms + segment * BINS
     tl.atomic_add(histogram + tl.arange(0, BINS), found, mask=found > 0, sem="relaxed")
@@ -342,33 +406,12 @@ def rank(
 
     if FIRST:
         if by_list:
-            over = tl.load(here + ABOVE, cache_modifier=".cg")
-            digit, left = crossing(histogram, wanted - over, BINS)
-            many = tl.load(here + LISTED_COUNT)
-            is_short = many < wanted
-            is_missed = (over >= wanted) | (tl.load(here + SPILLED) != 0)
-            is_missed = is_missed | (is_short & (floor > lowest))
-            tl.debug_barrier()  # all threads decide by the same numbers, before one changes them
-            next_path = tl.where(is_short, ZERO, path)
-            next_path = tl.where(is_missed, RETRIED if TRY == LISTED else ALL, next_path)
-            tl.store(here + PATH, next_path)
-            tl.store(here + PREFIX, tl.where(is_missed, 0, digit))
-            tl.store(here + LEFT, tl.where(is_missed, wanted, left))
-            tl.store(here + CUT, 0)  # these two hold where the path is ZERO
-            tl.store(here + QUOTA, left)
-            tl.store(here + ABOVE, 0)
-            tl.store(here + SPILLED, 0)
-            if TRY == LISTED:
-                if not SAMPLED:
-                    adjust_margin(here, wanted, many, is_missed)
-                tl.store(here + OVER, 0)
-                tl.store(here + TIES, 0)
-                tl.store(here + STEPS, tl.load(here + STEPS) + 1)
-                if is_missed:
-                    another = sampled_floor(before, addend, segments, segment, wanted, HAS_BEFORE)
-                    tl.store(here + FLOOR, tl.maximum(another, lowest))
-                    tl.store(here + LISTED_COUNT, 0)
-                    tl.store(here + MISSES, tl.load(here + MISSES) + 1)
+            # fmt: off
+            evaluate_first(
+                before, addend, segments, segment, here, histogram, path, wanted, floor, lowest,
+                HAS_BEFORE, SAMPLED, TRY,
+            )
+            # fmt: on
             return
     cut, quota = add_digit(here, histogram, prefix, left, tl.where(by_list, BITS, ALL_BITS), BINS)
     if by_list:
@@ -489,6 +532,70 @@ def fill_capacity(indices, values, total, capacity, size, group, group_count):
         tl.store(values + lanes, tl.zeros([BLOCK], tl.float32), mask=lanes < last)
 
 
+@triton.jit
+def aim_floor(here, cut):
+    """The next step's floor, from the cuts of this step and of the one before."""
+    found = finite(cut)
+    last = finite(tl.load(here + LAST))
+    rise = tl.where(last > 0, tl.minimum(tl.maximum(found - last, 0), 0.5 * found), 0)
+    share = tl.load(here + MARGIN).to(tl.float32) / 4096
+    floor = (found + 0.5 * rise) * share  # half as much of a rise again
+    tl.store(here + FLOOR, tl.maximum(floor.to(tl.int32, bitcast=True), 1).to(tl.int64))
+    tl.store(here + LAST, cut)
+
+
+# fmt: off
+@triton.jit
+def extract_listed(
+    after, listed, list_capacity, begins, lengths, bases, over_seen, ties_seen, cut, quota,
+    indices, values, slot, capacity, LANES: tl.constexpr,
+):
+    """Of what is listed: the rest is put back."""
+    # fmt: on
+    for at in range(0, tl.max(lengths), LANES):
+        selection, places, is_there = listed_at(
+            listed, list_capacity, begins, lengths, bases, at, LANES
+        )
+        sizes = magnitude(selection)
+        is_over = (is_there & (sizes > cut)).to(tl.int32)
+        is_tie = (is_there & (sizes == cut)).to(tl.int32)
+        tie = ties_seen[:, None] + tl.cumsum(is_tie, 1) - is_tie
+        slots_over = over_seen[:, None] + tl.cumsum(is_over, 1) - is_over
+        goes = (is_over != 0) | ((is_tie != 0) & (tie < quota))
+        to = slot + slots_over + tl.minimum(tie, quota)
+        tl.store(indices + to, places, mask=goes & (to < capacity))
+        tl.store(values + to, selection, mask=goes & (to < capacity))
+        tl.store(after + places, selection, mask=is_there & ~goes)
+        over_seen += tl.sum(is_over, 1)
+        ties_seen += tl.sum(is_tie, 1)
+
+
+# fmt: off
+@triton.jit
+def extract_all(
+    after, tiles, first, count, over_before, ties_before, cut, quota,
+    indices, values, slot, capacity, TILE: tl.constexpr, CHUNK: tl.constexpr,
+):
+    """Of all values of a group's tiles."""
+    # fmt: on
+    for chunk in range(count * (TILE // CHUNK)):
+        tile = first + chunk // (TILE // CHUNK)
+        within = chunk % (TILE // CHUNK) * CHUNK
+        held, coordinates, inside = all_at(after, tiles, tile, within, TILE, CHUNK)
+        reached = magnitude(held)
+        over_here = (inside & (reached > cut)).to(tl.int32)
+        ties_here = (inside & (reached == cut)).to(tl.int32)
+        tie_here = ties_before + tl.cumsum(ties_here, 0) - ties_here
+        leaves = (over_here != 0) | ((ties_here != 0) & (tie_here < quota))
+        place = over_before + tl.cumsum(over_here, 0) - over_here
+        place += slot + tl.minimum(tie_here, quota)
+        tl.store(indices + place, coordinates, mask=leaves & (place < capacity))
+        tl.store(values + place, held, mask=leaves & (place < capacity))
+        tl.store(after + coordinates, tl.zeros_like(held), mask=leaves)
+        over_before += tl.sum(over_here)
+        ties_before += tl.sum(ties_here)
+
+
 @triton.jit(do_not_specialize=["list_capacity", "size", "capacity", "group_count", "segment_count"])
 def extract(
     after,
@@ -542,13 +649,7 @@ def extract(
     if group == first_group:
         tl.store(here + LISTED_COUNT, 0)
         if not SAMPLED:
-            found = finite(cut)
-            last = finite(tl.load(here + LAST))
-            rise = tl.where(last > 0, tl.minimum(tl.maximum(found - last, 0), 0.5 * found), 0)
-            share = tl.load(here + MARGIN).to(tl.float32) / 4096
-            floor = (found + 0.5 * rise) * share  # half as much of a rise again
-            tl.store(here + FLOOR, tl.maximum(floor.to(tl.int32, bitcast=True), 1).to(tl.int64))
-            tl.store(here + LAST, cut)
+            aim_floor(here, cut)
 
     over_before = count_before(group_counts, first_group, group, 1024)
     ties_before = count_before(group_counts + group_count, first_group, group, 1024)
@@ -563,36 +664,13 @@ def extract(
         over_seen = over_before + tl.cumsum(over, 0) - over
         ties_seen = ties_before + tl.cumsum(ties, 0) - ties
         begins, lengths, bases = parts_of(parts, tiles, first, count, TILE, GROUP)
-        for at in range(0, tl.max(lengths), LANES):
-            selection, places, is_there = listed_at(
-                listed, list_capacity, begins, lengths, bases, at, LANES
-            )
-            sizes = magnitude(selection)
-            is_over = (is_there & (sizes > cut)).to(tl.int32)
-            is_tie = (is_there & (sizes == cut)).to(tl.int32)
-            tie = ties_seen[:, None] + tl.cumsum(is_tie, 1) - is_tie
-            slots_over = over_seen[:, None] + tl.cumsum(is_over, 1) - is_over
-            goes = (is_over != 0) | ((is_tie != 0) & (tie < quota))
-            to = slot + slots_over + tl.minimum(tie, quota)
-            tl.store(indices + to, places, mask=goes & (to < capacity))
-            tl.store(values + to, selection, mask=goes & (to < capacity))
-            tl.store(after + places, selection, mask=is_there & ~goes)
-            over_seen += tl.sum(is_over, 1)
-            ties_seen += tl.sum(is_tie, 1)
+        extract_listed(
+            after, listed, list_capacity, begins, lengths, bases, over_seen, ties_seen, cut, quota,
+            indices, values, slot, capacity, LANES,
+        )
     else:
-        for chunk in range(count * (TILE // CHUNK)):
-            tile = first + chunk // (TILE // CHUNK)
-            within = chunk % (TILE // CHUNK) * CHUNK
-            held, coordinates, inside = all_at(after, tiles, tile, within, TILE, CHUNK)
-            reached = magnitude(held)
-            over_here = (inside & (reached > cut)).to(tl.int32)
-            ties_here = (inside & (reached == cut)).to(tl.int32)
-            tie_here = ties_before + tl.cumsum(ties_here, 0) - ties_here
-            leaves = (over_here != 0) | ((ties_here != 0) & (tie_here < quota))
-            place = over_before + tl.cumsum(over_here, 0) - over_here
-            place += slot + tl.minimum(tie_here, quota)
-            tl.store(indices + place, coordinates, mask=leaves & (place < capacity))
-            tl.store(values + place, held, mask=leaves & (place < capacity))
-            tl.store(after + coordinates, tl.zeros_like(held), mask=leaves)
-            over_before += tl.sum(over_here)
-            ties_before += tl.sum(ties_here)
+        extract_all(
+            after, tiles, first, count, over_before, ties_before, cut, quota,
+            indices, values, slot, capacity, TILE, CHUNK,
+        )
+    # fmt: on
