@@ -13,6 +13,7 @@ import time
 import torch
 
 from .scenarios import SCENARIOS, play
+from .schedule import KINDS
 from .world import Violation
 
 
@@ -21,10 +22,11 @@ def main() -> None:
     parser.add_argument("name", nargs="?", choices=SCENARIOS, help="the scenario")
     parser.add_argument("seed", nargs="?", type=int, help="of one schedule")
     parser.add_argument("--seeds", nargs=2, type=int, metavar=("FROM", "TO"), default=(0, 1000))
+    parser.add_argument("--kinds", nargs="+", choices=sorted(set(KINDS)), default=KINDS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.seed is not None:
-        print(play(options.name, options.seed).story)
+        print(play(options.name, options.seed, options.kinds).story)
         return
     names = [options.name] if options.name else list(SCENARIOS)
     failures, count, began = 0, 0, time.process_time()
@@ -32,7 +34,7 @@ def main() -> None:
         for name in names:
             count += 1
             try:
-                play(name, seed)
+                play(name, seed, options.kinds)
             except Violation as violation:
                 failures += 1
                 print(violation, end="\n\n", flush=True)

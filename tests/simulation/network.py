@@ -97,7 +97,7 @@ class Network:
         self.fault: MessageFault | None = None
         self.begun = 0  # collectives, on all ranks together
         self.transports: dict[tuple[str, Process], SimulatedTransport] = {}
-        self.last_of_shape: dict[torch.Size, tuple[Process, Tensor]] = {}
+        self.last_of_shape: dict[tuple[str, torch.Size], tuple[Process, Tensor]] = {}
         self._lines: dict[tuple[str, Process, Process], Line] = {}
         self._cut_until: dict[tuple[Process, Process], float] = {}
         self.on_begin: Callable[[Process], None] = lambda process: None
@@ -119,7 +119,7 @@ class Network:
 
     def delay(self) -> float:
         chance = self.world.chance
-        return chance.uniform(0.1, 1.0) if chance.random() < 0.02 else chance.uniform(2e-4, 2e-3)
+        return chance.uniform(0.1, 0.8) if chance.random() < 0.02 else chance.uniform(2e-4, 2e-3)
 
     def send(
         self, source: Process, target: Process, last: float, arrive: Callable[[], None]
@@ -251,7 +251,9 @@ class SimulatedTransport:
     def _damaged(self, data: Tensor, kind: str) -> Tensor:
         chance = self.world.chance
         if kind == "swap":  # another rank's message of the same size; zeros, if there is none
-            sender, other = self._network.last_of_shape.get(data.shape, (self.process, data))
+            sender, other = self._network.last_of_shape.get(
+                (self.name, data.shape), (self.process, data)
+            )
             return torch.zeros_like(data) if sender is self.process else other
         part = chance.choice((data, data[:1], data[-64:]))
         if kind == "flip":
@@ -264,7 +266,7 @@ class SimulatedTransport:
     def _send(self, place: int, kind: str, data: Tensor) -> None:
         network, target = self._network, self.processes[place]
         line = network.line(self.name, self.process, target)
-        network.last_of_shape[data.shape] = self.process, data
+        network.last_of_shape[self.name, data.shape] = self.process, data
 
         def arrive() -> None:
             line.inbox.append((kind, data))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .ranks import Scenario
-from .schedule import Schedule
+from .schedule import KINDS, Schedule
 from .world import Violation
 
 TOP = "Scheme(TopK(0.1), dense_below=16)"
@@ -32,12 +34,13 @@ SCENARIOS = {
 }
 
 
-def play(name: str, seed: int) -> Schedule:
+def play(name: str, seed: int, kinds: Sequence[str] = KINDS) -> Schedule:
     """Play one schedule. A violation says how to play it again."""
-    schedule = Schedule(SCENARIOS[name], seed)
+    schedule = Schedule(SCENARIOS[name], seed, kinds)
     try:
         schedule.play()
     except Violation as violation:
-        again = f"python -m tests.simulation {name} {seed}"
+        only = "" if kinds is KINDS else f" --kinds {' '.join(kinds)}"
+        again = f"python -m tests.simulation {name} {seed}{only}"
         raise Violation(f"{violation}\nto play it again: {again}") from violation
     return schedule

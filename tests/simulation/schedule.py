@@ -140,10 +140,11 @@ KINDS = (
 
 @dataclass
 class Schedule:
-    """What a seed decides for one scenario."""
+    """What a seed decides for one scenario, if need be among these kinds of faults alone."""
 
     scenario: Scenario
     seed: int
+    kinds: Sequence[str] = KINDS
     story: str = ""
 
     def __post_init__(self) -> None:
@@ -153,7 +154,7 @@ class Schedule:
         self.team = Team(self.scenario, chance, is_hosted_by_rank, chance.random() < 0.7)
         self.twin = undisturbed(self.scenario)
         number = 2 if chance.random() < 0.15 else 1
-        self.faults = [self._fault(chance.choice(KINDS)) for _ in range(number)]
+        self.faults = [self._fault(chance.choice(self.kinds)) for _ in range(number)]
         if number == 2 and self._is_too_much():
             del self.faults[1]
 
@@ -377,6 +378,14 @@ class Schedule:
             return
         texts = [str(error) for program in failed for _, error in program.errors]
         blamed = [fault for fault in self.faults if fault.has_happened]
+        interrupted = {fault.rank for fault in blamed if fault.kind == "interrupt"}
+        if all(program.rank in interrupted for program in failed):
+            return  # and say so, of course without a rank
+        errors = [error for program in failed for _, error in program.errors]
+        if [fault.kind for fault in blamed] == ["late"] and not all(
+            isinstance(error, sw.errors.DisagreementError) for error in errors
+        ):
+            raise Violation("ranks that are out of step are told something else")
         if any(f.message is not None and f.message.changes_order for f in blamed):
             return  # a backend that mixes messages up says so, and not whose they were
         if blamed and not any(self._blames(text, fault) for text in texts for fault in blamed):

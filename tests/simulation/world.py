@@ -29,6 +29,7 @@ class Task:
 
     def __init__(self, process: Process, name: str, run: Callable[[], None]) -> None:
         self.process = process
+        self.world = process.world
         self.name = name
         self.is_inside: str | None = None  # what would abort the process if it ended now
         self.ended = Signal(process.world)
@@ -51,7 +52,7 @@ class Task:
 
     def join(self, timeout: float | None = None) -> None:
         if not self.is_done:
-            self.process.world.wait(self.ended, timeout)
+            self.world.wait(self.ended, timeout)
 
     def __str__(self) -> str:
         return f"{self.name} of {self.process.name}"
