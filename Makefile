@@ -102,7 +102,7 @@ bench-scale: $(STAMP)  ## bytes and time of a step with 2 to 8 hosts, and a mode
 reproduce: $(STAMP)  ## train what a paper claims: STUDY="aji2017-mnist --quick"; without STUDY, list the studies
 	$(BIN)/python -m papers $(STUDY)
 
-fuzz: $(DEV)  ## ten million damaged messages and 34,000 schedules of faults: about an hour
+fuzz: $(DEV)  ## ten million damaged messages and 36,000 schedules of faults: about an hour
 	SPARSEWIRE_FUZZ=10000000 $(BIN)/python -m pytest --numprocesses 2 tests/test_corruption.py
 	$(BIN)/python -m tests.simulation --seeds 1000 3000
 

@@ -247,10 +247,11 @@ def test_the_wheel_holds_the_library_and_its_tools_alone(packages: Sequence[Path
 
 
 @pytest.mark.xdist_group("packages")
-def test_the_source_archive_holds_the_papers(packages: Sequence[Path]) -> None:
+def test_the_source_archive_holds_the_papers_and_the_site(packages: Sequence[Path]) -> None:
     with tarfile.open(packages[0]) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
     assert {"papers/__main__.py", "papers/aji2017/README.md"} <= names
+    assert {"docs/index.md", "examples/README.md", "SECURITY.md"} <= names  # which the site reads
 
 
 @pytest.mark.xdist_group("packages")
