@@ -211,6 +211,7 @@ def who_was_interrupted_tells_nobody(patch: Patch) -> None:
                 thread._liveness.answer()
 
     patch.setattr(Watcher, "_listen", listen)
+    patch.setattr(Liveness, "_broken_off", lambda *_: "")
 
 
 def nobody_asks_who_is_missing(patch: Patch) -> None:

@@ -54,6 +54,7 @@ class Report(NamedTuple):
     stage: Stage
     doing: str
     seconds: float  # in this stage
+    fault: str = ""  # why it broke off by itself, if it did
 
     @property
     def place(self) -> tuple[int, int]:
@@ -70,8 +71,8 @@ class Report(NamedTuple):
     def read(text: bytes) -> Report | None:
         """Return the report that another rank wrote; None if it is none."""
         try:
-            number, stage, doing, seconds = json.loads(text)
-            report = Report(int(number), stage, str(doing)[:200], float(seconds))
+            number, stage, doing, seconds, fault = json.loads(text)
+            report = Report(int(number), stage, str(doing)[:200], float(seconds), str(fault)[:200])
         except (TypeError, ValueError):
             return None
         return report if stage in _STAGES else None
@@ -152,6 +153,7 @@ class Liveness:
         self.progress = Progress(self.environment)
         self.given_up = False  # nobody on this rank may wait for others any longer
         self.reason: SparsewireError | None = None  # why
+        self.fault = ""  # what this rank tells others if it broke off by itself
         self._rank = rank
         self._size = size
         self._store: Store | None = None
@@ -190,7 +192,8 @@ class Liveness:
     def answer(self) -> None:
         """Tell the ranks that ask what this one is doing."""
         if self._store is not None:
-            self._store.set(f"here/{self._rank}", json.dumps(self.progress.report()))
+            report = self.progress.report()._replace(fault=self.fault)
+            self._store.set(f"here/{self._rank}", json.dumps(report))
 
     def inquire(self, cause: str) -> str:
         """Tell the other ranks what failed here, and say in words which are missing or behind.
@@ -235,6 +238,9 @@ class Liveness:
         if missing:
             who = self._named(missing)
             return f"{who} of {self._size} did not answer: dead, stopped or out of reach{first}"
+        broken_off = self._broken_off(reports)
+        if broken_off:
+            return broken_off
         behind = self._behind(reports)
         return "all ranks still answer" + (f", but {behind}" if behind else "") + first
 
@@ -260,6 +266,13 @@ class Liveness:
             looks += 1
         came = [rank for rank in range(self._size) if rank not in missing]
         return {rank: Report.read(bytes(self._store.get(f"here/{rank}"))) for rank in came}
+
+    def _broken_off(self, reports: Mapping[int, Report | None]) -> str:
+        """The ranks that broke off by themselves, and why; empty if there are none."""
+        faults = {rank: report.fault for rank, report in reports.items() if report is not None}
+        return ", ".join(
+            f"rank {rank} of {self._size} {fault}" for rank, fault in faults.items() if fault
+        )
 
     def _behind(self, reports: Mapping[int, Report | None]) -> str:
         """The ranks that are farthest behind, in words; empty if there are none."""

@@ -93,7 +93,8 @@ class Watch:
         """Break off what is under way, if anything is."""
         progress = self._liveness.progress
         if progress.elapsed is not None:
-            self.fail(ExchangeError(f"{progress.doing} was interrupted by Ctrl-C"))
+            self._liveness.fault = "was interrupted by Ctrl-C"
+            self.fail(ExchangeError(f"{progress.doing} {self._liveness.fault}"))
 
 
 class Watcher:
