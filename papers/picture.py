@@ -122,7 +122,7 @@ def save_against_bytes(title: str, board: Board, *paths: Path) -> None:
 
 
 def draw_against_bytes(title: str, board: Board) -> Figure:
-    """A point for each row at its best column; named are those that no other row matches in both."""
+    """A point for each row at its best column; those are named that no other matches in both."""
     marks, sign = _marks(board), -1 if board.score.is_loss else 1
     figure = drawing.blank(10, 6)
     axes = figure.subplots()

@@ -119,9 +119,8 @@ def test_odd_rank_of_a_machine_is_named_to_all(change: dict[str, int]) -> None:
     headers = said({}, {"odd_local": odd_local}, {})
     assert Header.unpack(headers[1].pack(), 1) == headers[1]
     for own in headers:
-        with pytest.raises(
-            sw.errors.DisagreementError, match=r"^rank 2 of machine 1 disagrees with the others of its"
-        ):
+        words = "^rank 2 of machine 1 disagrees with the others of its"
+        with pytest.raises(sw.errors.DisagreementError, match=words):
             compare(headers, own, "TopK(0.01)")
 
 

@@ -588,7 +588,7 @@ def test_one_grad_scaler_of_two_models(first: int) -> None:
     [
         ({"optimizer": None}, "with a list if several step the model"),
         ({"optimizer": []}, "an empty list. Pass the optimizers"),
-        ({"optimizer": torch.optim.SGD}, r"optimizer must be a torch optimizer such as .*not <class"),
+        ({"optimizer": torch.optim.SGD}, "optimizer must be a torch optimizer such .*not <class"),
         ({"optimizer": [3]}, "optimizer must be a torch optimizer such as .*not 3"),
         ({"optimizer": sgd([nn.Parameter(torch.zeros(1))])}, "none of this model's parameters"),
         ({"every": 0}, "every must be a whole number of at least 1, not 0"),

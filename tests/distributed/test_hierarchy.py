@@ -265,7 +265,8 @@ def _flip_inside(what: str) -> tuple[str, Any]:
 def test_what_arrives_corrupt_inside_a_machine_stops_all_four(four: Cluster, what: str) -> None:
     """The mean that a leader hands on, and both legs of the sum."""
     first, *others = four.run(_flip_inside, what)
-    assert first[0].startswith("CorruptMessageError: the message of rank 0 of machine 1 that rank 1")
+    found = "CorruptMessageError: the message of rank 0 of machine 1 that rank 1"
+    assert first[0].startswith(found)
     for told, weights in others:
         assert told == first[0]
         assert torch.equal(weights, first[1])
@@ -292,7 +293,8 @@ def test_a_rank_out_of_step_with_its_machine_is_told_to_all_four(
 ) -> None:
     """Of two ranks that differ, the one that does not lead is the odd one."""
     for (told, took), again in four.run(_out_of_step, odd):
-        assert told.startswith(f"DisagreementError: {words} disagrees with the others of its machine")
+        expected = f"DisagreementError: {words} disagrees with the others of its machine"
+        assert told.startswith(expected)
         assert took < patience(10)
         assert again == ""
 

@@ -11,10 +11,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -34,7 +35,17 @@ REACTION = POLL + LIMIT + 2.0  # until a rank that knows of a failure has asked 
 LONG = 4 * DEADLINE
 Same = Callable[[Sequence[Tensor], Sequence[Tensor]], bool]
 
-logging.getLogger("sparsewire").setLevel(logging.CRITICAL)  # the errors are looked at
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Let the library log nothing: its errors are looked at."""
+    logger = logging.getLogger("sparsewire")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 class Unknown(sw.errors.ExchangeError):
@@ -201,7 +212,7 @@ class Schedule:
     def play(self) -> None:
         """Play all steps; whatever must not happen raises a `Violation` that tells the story."""
         try:
-            with torch.no_grad():
+            with torch.no_grad(), _silence():
                 self._play()
         except Exception as error:
             raise Violation(f"{error!r}\n{self._tell()}") from error
