@@ -28,17 +28,21 @@ def compare(options: Compare) -> int:
     made = plans(options, options.schemes, options.workers)
     make_folder(options.out)
     record = Recorder(options.out / "metrics.jsonl", append=False, quiet=options.quiet)
+    stopped_by, failure = None, None
     with record:
-        stopped_by = run(made, options, record)
+        try:
+            stopped_by = run(made, options, record)
+        except CommandError as error:
+            failure = error
     # A stopped run is no result.
     results = [result for result in record.results if not result.summary["stopped"]]
     if results:
         _save(options, results)
+    finished = f"finished {len(results)} of {plural(len(made), 'scheme')}"
+    if failure is not None:
+        raise CommandError(f"{failure} ({finished})", failure.code) from failure
     if len(results) < len(made):
-        raise CommandError(
-            f"stopped; finished {len(results)} of {plural(len(made), 'scheme')}",
-            128 + (stopped_by or signal.SIGINT),
-        )
+        raise CommandError(f"stopped; {finished}", 128 + (stopped_by or signal.SIGINT))
     return 0
 
 
