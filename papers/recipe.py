@@ -32,6 +32,8 @@ _LATER = (
     "decays_apart",
     "share_moments",
     "share_residuals",
+    "flush",
+    "drift",
 )
 
 
@@ -66,6 +68,9 @@ class Recipe:
             weights, exactly, and not through what workers send and keep back.
         share_moments: every so many steps, workers average their second moments. 0: never.
         share_residuals: every so many steps, workers average what they keep back. 0: never.
+        flush: with updates, apply the mean residual before the learning rate falls by half or more.
+        drift: with updates, also go ahead of the shared weights by this many steps of their own
+            recent motion.
     """
 
     problem: Literal["mnist", "cifar10", "multi30k", "tatoeba-en-ro", "shakespeare"]
@@ -96,6 +101,8 @@ class Recipe:
     decays_apart: bool = False
     share_moments: int = 0
     share_residuals: int = 0
+    flush: bool = False
+    drift: float = 0.0
 
     def __post_init__(self) -> None:
         if self.warmup and self.drops:

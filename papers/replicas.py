@@ -57,6 +57,8 @@ class Replicas(Training):
         self._start = self.live.data.clone()
         self._late: Tensor | None = None  # a mean that is applied a round later
         self._ahead = torch.zeros((), device=device)
+        self._motion = torch.zeros_like(self.shared) if recipe.drift else None
+        self._flushes = 0
         if recipe.step_ahead != "auto":
             self._ahead.fill_(recipe.step_ahead)
         self._optimizer = self._make_optimizer(self.live)
@@ -76,9 +78,22 @@ class Replicas(Training):
             assert self._stream is not None
             self._stream.wait_stream(torch.cuda.current_stream())
 
+    @torch.no_grad()
     def _set_rate(self, rate: float) -> None:
+        falls = rate <= self._optimizer.param_groups[0]["lr"] / 2
+        if falls and self._recipe.flush and self.simulation.step:
+            self._flush()
         for group in self._optimizer.param_groups:
             group["lr"] = rate
+
+    def _flush(self) -> None:
+        """Apply the mean of all residuals, as a dense exchange of them would."""
+        self._apply(self._residuals().mean(dim=0))
+        for rank in range(len(self._models)):
+            self.simulation.residual(rank).zero_()
+        self._start.copy_(self.shared)
+        self.live.copy_(self._start)
+        self._flushes += 1
 
     def _go_back_and_forth(self) -> None:
         """Forward and backward of all workers, into their gradients."""
@@ -113,6 +128,9 @@ class Replicas(Training):
         if updates is None:
             self._apply(mean)
             torch.addcmul(self.shared, self._residuals(), -self._ahead, out=self._start)
+            if self._motion is not None:
+                self._motion.lerp_(mean, 0.01)
+                self._start.sub_(self._motion, alpha=self._recipe.drift)
         else:
             if self._late is not None:
                 self._apply(self._late)
@@ -143,6 +161,7 @@ class Replicas(Training):
         outcome, recipe = super()._outcome(looks, diverged), self._recipe
         periods = recipe.share_moments, recipe.share_residuals
         besides = sum(outcome.dense / period for period in periods if period)
+        besides += outcome.dense * self._flushes / outcome.steps
         return replace(outcome, sent=outcome.sent + besides, received=outcome.received + besides)
 
     @torch.no_grad()

@@ -296,6 +296,35 @@ class TestWarmup:
         assert warmup.at(0).values == sw.Float32()
         assert warmup.at(10).values is codec
 
+    def test_a_ratio_for_the_first_steps(self) -> None:
+        scheme = sw.Scheme(sw.TopK(0.01, min_count=5), values=sw.TwoBit(), scope="global")
+        warmup = sw.Warmup(scheme, steps=10, ratio=0.2)
+        assert warmup.at(0) == replace(scheme, selector=sw.TopK(0.2, min_count=5))
+        assert warmup.at(9) == warmup.at(0)
+        assert warmup.at(10) is scheme
+        assert sw.parse(repr(warmup)) == warmup
+        assert sw.Warmup(scheme, steps=10, ratio=1.0).at(9).selector == sw.Dense()
+
+    def test_a_ratio_leaves_other_identities_as_they_were(self) -> None:
+        assert "ratio=None" not in sw.Warmup(sw.TopK(count=5)).identity.split("scheme=")[0]
+        assert sw.Warmup(sw.TopK(0.1)).identity.endswith("steps=1000, ease=False)")
+        assert sw.Warmup(sw.TopK(0.1), ratio=0.2).identity.endswith("ease=False, ratio=0.2)")
+
+    @pytest.mark.parametrize(
+        ("scheme", "options", "reason"),
+        [
+            (sw.TopK(0.1), {"ratio": 2.0}, "above 0 and at most 1"),
+            (sw.TopK(0.1), {"ratio": 0.2, "ease": True}, "ease or a ratio, not both"),
+            (sw.Dense(), {"ratio": 0.2}, "replaces that of a selector"),
+            (sw.TopK(count=5), {"ratio": 0.2}, "replaces that of a selector"),
+        ],
+    )
+    def test_ratios_that_are_refused(
+        self, scheme: Any, options: dict[str, Any], reason: str
+    ) -> None:
+        with pytest.raises(sw.errors.SchemeError, match=reason):
+            sw.Warmup(scheme, **options)
+
     @pytest.mark.parametrize("steps", [1, 2, 1000])
     def test_ease_formula(self, steps: int) -> None:
         """At step t the share R^(steps/(1+t)) is dropped."""

@@ -44,13 +44,25 @@ def _two_bits(selector: str, more: str = "") -> str:
     return f"Scheme({selector}, values=TwoBit(){more})"
 
 
+_EVERYTHING = ", dense_below=0, dense_1d=False"
+_GLOBAL = ", scope='global'"
+_AT_LEAST = ", min_count=16"
+
+
+def _early(first: float, then: float, scope: str = "") -> str:
+    """One ratio in the first half of the steps, `{half}`, and another in the second."""
+    selector = f"TopK({then}{'' if scope else _AT_LEAST})"
+    return f"Warmup({_two_bits(selector, _EVERYTHING + scope)}, steps={{half}}, ratio={first})"
+
+
 def _local(every: int, **how: Any) -> dict[str, Any]:
     return {**_UPDATES, "every": every, **how}
 
 
 _ALL = ", dense_1d=False"
-_EVERYTHING = ", dense_below=0, dense_1d=False"
 _OWNERS = ", collective=Sharded(0.05), dense_1d=False"
+_GLOBAL_1 = _two_bits("TopK(0.01)", _EVERYTHING + _GLOBAL)
+_AT_LEAST_1 = _two_bits(f"TopK(0.01{_AT_LEAST})", _EVERYTHING)
 
 COMMON = (
     Row(DENSE, "Dense()"),
@@ -85,6 +97,30 @@ COMMON = (
         _two_bits("TopK(0.01)", _EVERYTHING),
         _ahead(0.3),
     ),
+    Row("updates 1 %, global, two bits, ahead", _GLOBAL_1, _AHEAD),
+    Row("updates 1 %, global, two bits, ahead 0", _GLOBAL_1, _UPDATES),
+    Row("updates 1 %, global, two bits, ahead 0.3", _GLOBAL_1, _ahead(0.3)),
+    Row("updates 4 then 0.3 %, global, two bits, ahead", _early(0.04, 0.003, _GLOBAL), _AHEAD),
+    Row("updates 4 then 0.3 %, global, two bits, ahead 0", _early(0.04, 0.003, _GLOBAL), _UPDATES),
+    Row("updates 1 %, 16 at least, two bits, ahead", _AT_LEAST_1, _AHEAD),
+    Row("updates 1 %, 16 at least, two bits, ahead 0.5", _AT_LEAST_1, _ahead(0.5)),
+    Row(
+        "updates 1 %, 16 at least, two bits, ahead, drift 50",
+        _AT_LEAST_1,
+        {**_AHEAD, "drift": 50.0},
+    ),
+    Row(
+        "updates 5 %, 16 at least, two bits, ahead",
+        _two_bits(f"TopK(0.05{_AT_LEAST})", _EVERYTHING),
+        _AHEAD,
+    ),
+    Row("updates 3 then 0.3 %, two bits, ahead", _early(0.03, 0.003), _AHEAD),
+    Row("updates 5 then 0.3 %, two bits, ahead", _early(0.05, 0.003), _AHEAD),
+    Row(
+        "updates 3 then 0.3 %, two bits, ahead, drift 20",
+        _early(0.03, 0.003),
+        {**_AHEAD, "drift": 20.0},
+    ),
     Row(
         "updates 5 %, two bits, everything, owners, ahead",
         _two_bits("TopK(0.05)", _OWNERS + ", dense_below=0"),
@@ -94,6 +130,17 @@ COMMON = (
 PHOTOS = (
     *COMMON[:2],
     Row("gradients 1 %, corrected", "Scheme(TopK(0.01), memory=MomentumCorrection())", {}, True),
+    Row(
+        "gradients 1 %, corrected, two bits, owners",
+        _two_bits("TopK(0.01)", ", memory=MomentumCorrection(), collective=Sharded(0.05)"),
+        {},
+        True,
+    ),
+    Row(
+        "updates 1 %, two bits, everything, ahead, flushed",
+        _two_bits("TopK(0.01)", _EVERYTHING),
+        {**_AHEAD, "flush": True},
+    ),
     *COMMON[2:],
 )
 LOCAL = 15
@@ -118,6 +165,11 @@ TEXTS = (
         {**_AHEAD, "share_residuals": 100},
     ),
     Row("dense DiLoCo, H = 15", "Dense()", _local(LOCAL, **_OUTER)),
+    Row(
+        "local steps, H = 15, 5 %, two bits, global, ahead",
+        _two_bits("TopK(0.05)", _EVERYTHING + _GLOBAL),
+        _local(LOCAL, step_ahead="auto"),
+    ),
     Row("dense local steps, H = 15", "Dense()", _local(LOCAL)),
     Row("SparseLoCo, H = 15", _CHUNKS, _local(LOCAL)),
     Row("SparseLoCo, H = 15, ahead", _CHUNKS, _local(LOCAL, step_ahead="auto")),
@@ -130,6 +182,16 @@ TEXTS = (
         "local steps, H = 15, 5 %, two bits, owners, ahead",
         _LOCAL_OWNERS,
         _local(LOCAL, step_ahead="auto"),
+    ),
+    Row(
+        "local steps, H = 15, 5 %, two bits, owners, ahead 0.4",
+        _LOCAL_OWNERS,
+        _local(LOCAL, step_ahead=0.4),
+    ),
+    Row(
+        "local steps, H = 15, 5 %, two bits, owners, ahead, drift 10",
+        _LOCAL_OWNERS,
+        {**_local(LOCAL, step_ahead="auto"), "drift": 10.0},
     ),
     Row(
         "local steps, H = 15, 5 %, two bits, owners, ahead 0.7",
@@ -160,16 +222,19 @@ TEXTS = (
 
 
 WIDE = 32  # workers
+_PHOTO_STEPS, _TEXT_STEPS = 390, 122  # in an epoch
 _WIDE_ROWS = (
     DENSE,
+    "gradients 1 %, corrected",
+    "gradients 1 %, corrected, two bits, owners",
     "updates 1 %, two bits, 1-D too, ahead",
     "updates 5 %, two bits, owners, ahead",
 )
 
 
-def photos(epochs: int) -> Recipe:
-    """ResNet-10 on CIFAR-10, 390 steps an epoch."""
-    return recipe_of(WORKERS, epochs, 0.1, is_small=True)
+def photos(epochs: int, workers: int = WORKERS) -> Recipe:
+    """ResNet-10 on CIFAR-10, 390 steps an epoch, 128 images of all workers together in each."""
+    return recipe_of(workers, epochs, 0.1, is_small=True)
 
 
 def texts(epochs: int) -> Recipe:
@@ -191,10 +256,11 @@ def texts(epochs: int) -> Recipe:
 
 
 def _cells(rows: Sequence[Row], recipe: Recipe, rates: Sequence[float]) -> list[Cell]:
+    half = recipe.epochs // 2 * (_TEXT_STEPS if recipe.length else _PHOTO_STEPS)
     return [
         Cell(
             f"{row.name}/{rate:g}",
-            row.scheme,
+            row.scheme.replace("{half}", str(max(1, half))),
             row.recipe(replace(recipe, rate=rate)),
             ((row.name, f"rate {rate:g}"),),
         )
@@ -269,7 +335,7 @@ CIFAR10 = Study(
     recipes={
         "laptop": lambda: _cells(PHOTOS, photos(LAPTOP), _PHOTO_RATES),
         "long": lambda: _cells(PHOTOS, photos(3 * LAPTOP), _PHOTO_RATES),
-        "wide": lambda: _wide(PHOTOS, replace(photos(2 * LAPTOP), workers=WIDE)),
+        "wide": lambda: _wide(PHOTOS, photos(LAPTOP, WIDE)),
         "quick": lambda: _quick(PHOTOS, photos(1), 0.1),
     },
     seeds={"laptop": (0, 1, 2), "long": (0, 1, 2), "wide": (0, 1, 2), "quick": (0,)},

@@ -281,5 +281,8 @@ def _warmup(scheme: AnyScheme) -> str:
     if not isinstance(scheme, Warmup):
         return ""
     steps = plural(scheme.steps, "step")
-    start = f"the ratio is eased in over {steps}" if scheme.ease else f"dense for {steps}"
+    if scheme.ratio is not None:
+        start = f"a ratio of {scheme.ratio:g} for {steps}"
+    else:
+        start = f"the ratio is eased in over {steps}" if scheme.ease else f"dense for {steps}"
     return f"{start}; the sizes above apply afterwards"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import reprlib
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, field
 
 from . import codecs, collectives, memory, selectors
 from .codecs import Bitmap, EliasFano, Float32, Implied, IndexCodec, ValueCodec
@@ -213,13 +213,14 @@ class Scheme(Part):
 
 @dataclass(frozen=True, repr=False)
 class Warmup(Part):
-    """A scheme that starts dense. It works wherever a scheme does.
+    """A scheme that sends more during its first steps. It works wherever a scheme does.
 
     Arguments:
         scheme: The scheme to use afterwards: a `Scheme` or a selector.
         steps: The length of the warm-up in steps.
         ease: If False, everything is sent until then. If True, the ratio is eased in: step t,
             counted from 0, drops a share R^(steps/(1+t)) of the coordinates, where R = 1 − ratio.
+        ratio: The selector's ratio during the warm-up, in place of sending everything.
 
     >>> import sparsewire as sw
     >>> sw.Warmup(sw.TopK(0.01), steps=100).at(99).selector
@@ -227,6 +228,8 @@ class Warmup(Part):
     >>> warmup = sw.Warmup(sw.TopK(0.01), steps=100, ease=True)
     >>> [round(warmup.at(step).selector.ratio, 3) for step in (0, 9, 49, 99, 1000)]
     [0.634, 0.096, 0.02, 0.01, 0.01]
+    >>> sw.Warmup(sw.TopK(0.003), steps=1000, ratio=0.03).at(999).selector
+    TopK(0.03)
 
     Reference: Aji & Heafield's later Marian code; Lin et al. 2018.
     """
@@ -234,6 +237,7 @@ class Warmup(Part):
     scheme: Scheme
     steps: int = 1000
     ease: bool = False
+    ratio: float | None = field(default=None, metadata={"later": True})
 
     def __post_init__(self) -> None:
         if isinstance(self.scheme, Selector):
@@ -251,6 +255,16 @@ class Warmup(Part):
                 f"the ratio of {self.scheme.selector!r} cannot be eased in, since it has none. "
                 f"Write a ratio such as TopK(0.01), or leave ease out for a dense start"
             )
+        if self.ratio is None:
+            return
+        if self.ease:
+            raise SchemeError("Warmup takes ease or a ratio, not both: a ratio stays the same")
+        if getattr(self.scheme.selector, "ratio", None) is None:
+            raise SchemeError(
+                f"Warmup's ratio replaces that of a selector, and {self.scheme.selector!r} has "
+                f"none. Leave ratio out for a dense start"
+            )
+        self._resized(self.ratio)  # which says whether it fits
 
     @property
     def memory(self) -> Memory:
@@ -272,17 +286,22 @@ class Warmup(Part):
         if step >= self.steps:
             return self.scheme
         full = self.scheme
-        ratio = self._eased(step) if self.ease else 1.0
-        if not self.ease or (ratio == 1.0 and full.values.quantizes):
-            return Scheme(
-                Dense(),
-                values=full.values if full.values.linear else Float32(),
-                memory=full.memory,
-                scope=full.scope,
-                dense_below=full.dense_below,
-                dense_1d=full.dense_1d,
-                seed=full.seed,
-            )
+        ratio = self._eased(step) if self.ease else 1.0 if self.ratio is None else self.ratio
+        if ratio < 1 or (self.ease and not full.values.quantizes):
+            return self._resized(ratio)
+        return Scheme(
+            Dense(),
+            values=full.values if full.values.linear else Float32(),
+            memory=full.memory,
+            scope=full.scope,
+            dense_below=full.dense_below,
+            dense_1d=full.dense_1d,
+            seed=full.seed,
+        )
+
+    def _resized(self, ratio: float) -> Scheme:
+        """Return the scheme with another ratio."""
+        full = self.scheme
         assert isinstance(full.selector, selectors.Sized)
         return Scheme(
             full.selector.resized(ratio),

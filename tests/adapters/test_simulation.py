@@ -38,6 +38,7 @@ SCHEMES = [
     "Scheme(TopK(0.05), memory=NoMemory(), collective=Sharded())",
     "Warmup(Scheme(TopK(0.05), collective=Sharded()), steps=3)",
     "Warmup(RandomK(0.05), steps=3)",
+    "Warmup(TopK(0.02, min_count=8), steps=3, ratio=0.1)",
     "Warmup(TopK(0.05), steps=4, ease=True)",
 ]
 
@@ -92,6 +93,18 @@ def test_bytes_are_those_that_are_explained(text: str) -> None:
     assert simulation.sent == simulation.received == sw.explain(text, SHAPES, WORKERS).sent_bytes
 
 
+def test_bytes_of_a_warmup_are_a_mean_over_steps() -> None:
+    warmup = sw.parse("Warmup(TopK(0.02), steps=3, ratio=0.1)")
+    simulation = Simulation(warmup, SHAPES, WORKERS, CPU)
+    for step in range(9):
+        fill(simulation, gradients(step))
+        simulation.exchange()
+    first, later = (
+        sw.explain(f"TopK({ratio})", SHAPES, WORKERS).sent_bytes for ratio in (0.1, 0.02)
+    )
+    assert simulation.sent == pytest.approx((3 * first + 6 * later) / 9)
+
+
 @pytest.mark.parametrize(("workers", "turns"), [(1, 4), (3, 12), (8, 8)])
 def test_there_are_as_many_exchanges_to_capture_as_all_leaders_need(
     workers: int, turns: int
@@ -101,8 +114,7 @@ def test_there_are_as_many_exchanges_to_capture_as_all_leaders_need(
     for text, expected in cases:
         simulation = Simulation(sw.parse(text), SHAPES, workers, CPU)
         simulation.exchange()
-        assert simulation._phase is not None
-        assert len(simulation._phase._turns) == expected
+        assert len(simulation._phases[-1]._turns) == expected
 
 
 @pytest.mark.parametrize(

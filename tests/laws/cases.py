@@ -31,12 +31,12 @@ from sparsewire.workspace import Workspace
 
 EXAMPLES: dict[type, tuple[Any, ...]] = {
     sw.TopK: (sw.TopK(0.1), sw.TopK(count=3)),
-    sw.Threshold: (sw.Threshold(0.1), sw.Threshold(0.05, sample=100)),
-    sw.RandomK: (sw.RandomK(0.1), sw.RandomK(0.1, shared=False)),
+    sw.Threshold: (sw.Threshold(0.1), sw.Threshold(0.05, sample=100, min_count=4)),
+    sw.RandomK: (sw.RandomK(0.1), sw.RandomK(0.1, shared=False, min_count=4)),
     sw.BlockRandomK: (sw.BlockRandomK(0.1), sw.BlockRandomK(0.1, shared=True)),
     sw.TopBlock: (sw.TopBlock(0.1, block=8), sw.TopBlock(count=20, block=3)),
     sw.LeaderTopK: (sw.LeaderTopK(0.1), sw.LeaderTopK(count=3)),
-    sw.UnionTopK: (sw.UnionTopK(0.1), sw.UnionTopK(count=2)),
+    sw.UnionTopK: (sw.UnionTopK(0.1, min_count=4), sw.UnionTopK(count=2)),
     sw.OneBit: (sw.OneBit(), sw.OneBit("threshold"), sw.OneBit("column")),
     sw.KBit: (sw.KBit(3),),
     sw.QSGD: (sw.QSGD(), sw.QSGD(8, bucket=64)),

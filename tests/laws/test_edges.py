@@ -127,7 +127,9 @@ def test_tiny_tensors(scheme: sw.Scheme, limit: int | None) -> None:
 )
 @pytest.mark.parametrize("count", [9, 10, 11, 10_000])
 def test_counts_at_and_beyond_the_length(selector: Sized, count: int) -> None:
-    scheme = sw.Scheme(replace(selector, ratio=None, count=count), dense_below=0, dense_1d=False)
+    scheme = sw.Scheme(
+        replace(selector, ratio=None, count=count, min_count=1), dense_below=0, dense_1d=False
+    )
     crew = Crew(scheme, 2, {"x": (2, 5)})
     gradients = noise(2, 10, 0)
     mean = crew.exchange(gradients)[0]

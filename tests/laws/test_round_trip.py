@@ -39,9 +39,9 @@ ARGUMENTS: dict[str, st.SearchStrategy[Any]] = {
     "decay": st.floats(0, 1, exclude_min=True),
     "pull_ratio": st.none() | ratios,
 }
-SIZES = st.fixed_dictionaries({"ratio": ratios}) | st.fixed_dictionaries(
-    {"count": st.integers(1, 10**9)}
-)
+SIZES = st.fixed_dictionaries(
+    {"ratio": ratios}, optional={"min_count": st.integers(1, 10**9)}
+) | st.fixed_dictionaries({"count": st.integers(1, 10**9)})
 
 
 def parts(family: str) -> st.SearchStrategy[Any]:
@@ -79,7 +79,7 @@ def schemes(draw: st.DrawFn) -> sw.Scheme:
 
 def test_every_argument_of_every_part_is_tried() -> None:
     selection = {field.name for part in PARTS for field in fields(part)}
-    assert selection == {*ARGUMENTS, "ratio", "count"}
+    assert selection == {*ARGUMENTS, "ratio", "count", "min_count"}
 
 
 @pytest.mark.parametrize("one", PARTS, ids=label)

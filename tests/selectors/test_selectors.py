@@ -55,6 +55,17 @@ def test_count_is_at_most_the_length(kind: type[Sized]) -> None:
     assert [kind(count=10).entries(length) for length in (1, 9, 10, 11)] == [1, 9, 10, 10]
 
 
+@pytest.mark.parametrize("kind", ONE_BY_ONE)
+def test_min_count_is_for_short_segments(kind: type[Sized]) -> None:
+    selector = kind(0.01, min_count=16)
+    assert [selector.entries(n) for n in (1, 16, 17, 1600, 1601)] == [1, 16, 16, 16, 17]
+    assert kind(0.01).identity == kind(0.01, min_count=1).identity != selector.identity
+
+
+def test_min_count_is_rounded_up_to_whole_blocks() -> None:
+    assert sw.TopBlock(0.01, block=8, min_count=9).entries(800) == 16
+
+
 @pytest.mark.parametrize(
     ("ratio", "length", "entries"),
     [
@@ -108,6 +119,10 @@ def test_default_is_one_percent(kind: type[Sized]) -> None:
         ({"count": -3}, "at least 1"),
         ({"count": 1.5}, "whole number"),
         ({"count": True}, "whole number"),
+        ({"min_count": 0}, r"at least 1, and goes with a ratio, as in \w+\(0\.01, min_count=32"),
+        ({"count": 5, "min_count": 2}, "goes with a ratio"),
+        ({"min_count": 1.5}, "whole number"),
+        ({"min_count": True}, "whole number"),
     ],
 )
 def test_refusals(kind: type[Sized], arguments: dict[str, float], reason: str) -> None:

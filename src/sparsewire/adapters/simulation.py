@@ -62,7 +62,7 @@ class Simulation:
     ) -> None:
         kernels.prepare(device.type)
         self.step = 0
-        self.sent = self.received = 0.0
+        self._phases: list[_Phase] = []
         self.segments = scheme.at(0).partition(shapes)
         size = self.segments.size
         # side by side, so that one tensor can hold all workers' gradients of a parameter
@@ -88,7 +88,21 @@ class Simulation:
         self._follows_lr = [field.key for field in scheme.fields if field.follows_lr]
         # the first finding that was not fine: at which step, corruption, bad parameter
         self._found = torch.tensor([0, FINE, FINE], device=device)
-        self._phase: _Phase | None = None
+
+    @property
+    def sent(self) -> float:
+        """The bytes that a worker sends in a step, on average over the steps so far."""
+        return self._mean_of([phase.sent for phase in self._phases])
+
+    @property
+    def received(self) -> float:
+        """The bytes that a worker receives in a step, on average over the steps so far."""
+        return self._mean_of([phase.received for phase in self._phases])
+
+    def _mean_of(self, measured: Sequence[float]) -> float:
+        steps = [phase.steps if phase.sent else 0 for phase in self._phases]
+        total = sum(number * each for number, each in zip(steps, measured, strict=True))
+        return total / max(1, sum(steps))
 
     @property
     def flaw(self) -> Flaw | None:
@@ -105,7 +119,7 @@ class Simulation:
     @property
     def is_captured(self) -> bool:
         """Whether an exchange is one captured launch."""
-        return self._phase is not None and self._phase.is_captured
+        return bool(self._phases) and self._phases[-1].is_captured
 
     def residual(self, rank: int) -> Tensor:
         """Return a worker's residual; zeros without a memory."""
@@ -124,9 +138,11 @@ class Simulation:
     def exchange(self) -> None:
         """Replace the first worker's gradient by the mean of what they all send."""
         scheme = self._scheme.at(self.step)
-        if self._phase is None or self._phase.scheme != scheme:
-            self._phase = _Phase(self, scheme)
-        self._phase.exchange()
+        if not self._phases or self._phases[-1].scheme != scheme:
+            for phase in self._phases:
+                phase.end()
+            self._phases.append(_Phase(self, scheme))
+        self._phases[-1].exchange()
         self.step += 1
 
 
@@ -135,7 +151,9 @@ class _Phase:
 
     def __init__(self, simulation: Simulation, scheme: Scheme) -> None:
         self.scheme = scheme
-        self._simulation, self._first = simulation, simulation.step
+        self.steps = 0
+        self.sent = self.received = 0.0  # by a worker in a step; measured in the second one
+        self._simulation = simulation
         workers, device = len(simulation.gradients), simulation._device
         self._segments = scheme.partition(simulation._shapes)
         self._work = [Workspace() for _ in range(workers)]
@@ -157,10 +175,17 @@ class _Phase:
         step = self._simulation.step
         for rank, indices in enumerate(self._drawn):
             indices.copy_(self._draw(rank))
-        if step == self._first + 1:  # not the first: that one has the headers in it
+        self.steps += 1
+        if self.steps == 2:  # not the first: that one has the headers in it
             self._measure()
         else:
             self._turns[step % len(self._turns)]()
+
+    def end(self) -> None:
+        """Free what the exchanges keep; the counts stay."""
+        self._turns.clear()
+        self._work.clear()
+        self._drawn.clear()
 
     def _draw(self, rank: int) -> Tensor:
         whole, work = self._simulation, self._work[rank]
@@ -211,12 +236,9 @@ class _Phase:
         self._group.drive(
             [_agree(found, rank) for rank, found in enumerate(findings)], all_counters
         )
-        self._simulation.sent = sum(counters.bytes_sent for counters in all_counters) / len(
-            all_counters
-        )
-        self._simulation.received = sum(counters.bytes_received for counters in all_counters) / len(
-            all_counters
-        )
+        workers = len(all_counters)
+        self.sent = sum(counters.bytes_sent for counters in all_counters) / workers
+        self.received = sum(counters.bytes_received for counters in all_counters) / workers
 
 
 def _agree(found: Finding, rank: int) -> Routine[None]:

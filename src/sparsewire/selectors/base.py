@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import ClassVar, Literal, NamedTuple
 
@@ -153,10 +153,13 @@ class Sized(Selector):
         ratio: The share of the coordinates, above 0 and at most 1: `ceil(ratio × length)` of each
             segment, and at least one. If neither is given, 0.01.
         count: The number of coordinates of each segment, instead of a ratio.
+        min_count: With a ratio, send at least this many coordinates of each segment, so that small
+            tensors are sent more densely than large ones.
     """
 
     ratio: float | None = None
     count: int | None = None
+    min_count: int = field(default=1, kw_only=True, metadata={"later": True})
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -178,6 +181,13 @@ class Sized(Selector):
             isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 1
         ):
             raise SchemeError(f"{name}'s count must be a whole number of at least 1")
+        if isinstance(self.min_count, bool) or not isinstance(self.min_count, int):
+            raise SchemeError(f"{name}'s min_count must be a whole number, not {self.min_count!r}")
+        if self.min_count < 1 or (self.count is not None and self.min_count > 1):
+            raise SchemeError(
+                f"{name}'s min_count must be at least 1, and goes with a ratio, as in "
+                f"{name}(0.01, min_count=32)"
+            )
 
     @property
     def sends_all(self) -> bool:
@@ -188,7 +198,7 @@ class Sized(Selector):
             return min(length, self.count)
         assert self.ratio is not None
         # 0.07 * 100 is 7.000000000000001: a hair above a whole number is that number
-        return min(length, max(1, math.ceil(self.ratio * length * (1 - 1e-12))))
+        return min(length, max(self.min_count, math.ceil(self.ratio * length * (1 - 1e-12))))
 
     def resized(self, ratio: float) -> Sized:
         """Return the same selector with another ratio."""

@@ -46,6 +46,8 @@ class TopBlock(Sized):
         ratio: The share of the blocks to send, rounded up and at least one. 0.01 by default.
         count: The number of coordinates of each segment, rounded up to whole blocks, instead of a
             ratio.
+        min_count: With a ratio, send at least this many coordinates of each segment, so that small
+            tensors are sent more densely than large ones.
         block: The number of coordinates in a block. Longer blocks cost accuracy, shorter ones cost
             bytes, since each norm takes as much as a float32 value. At 1 %, the norms cost more
             than the values if a block has fewer than 100 coordinates.
@@ -86,7 +88,8 @@ class TopBlock(Sized):
             return min(blocks, -(-self.count // self.block))
         assert self.ratio is not None
         # a hair above a whole number is that number
-        return min(blocks, max(1, math.ceil(self.ratio * blocks * (1 - 1e-12))))
+        least = -(-self.min_count // self.block)
+        return min(blocks, max(least, math.ceil(self.ratio * blocks * (1 - 1e-12))))
 
     def negotiation(
         self, indices: IndexCodec, segments: Segments, world_size: int
@@ -199,6 +202,8 @@ class LeaderTopK(_Named):
     Arguments:
         ratio: The share of the coordinates to send. 0.01 by default.
         count: The number of coordinates to send of each segment, instead of a ratio.
+        min_count: With a ratio, send at least this many coordinates of each segment, so that small
+            tensors are sent more densely than large ones.
 
     >>> import torch
     >>> import sparsewire as sw
@@ -250,6 +255,8 @@ class UnionTopK(_Named):
     Arguments:
         ratio: The share of the coordinates to send, of all ranks together. 0.01 by default.
         count: The number of coordinates to send of each segment, instead of a ratio.
+        min_count: With a ratio, send at least this many coordinates of each segment, so that small
+            tensors are sent more densely than large ones.
 
     >>> import torch
     >>> import sparsewire as sw
