@@ -32,7 +32,7 @@ SCHEMES = {
 
 
 def train(seed: int, epochs: int, workers: int, folder: Path) -> dict[str, dict[str, Any]]:
-    """One seed: every scheme's summary, by the text it was asked for with."""
+    """Train every scheme with one seed. Return the summaries by the text of the scheme."""
     command = [
         sys.executable,
         "-m",

@@ -169,7 +169,7 @@ class Connection:
         return self.liveness.reason or ExchangeError(given_up)
 
     def failure(self, cause: BaseException) -> ExchangeError:
-        """Return the error to raise, after telling the other ranks and finding out who is missing."""
+        """Tell the other ranks, find out who is missing, and return the error to raise."""
         return self.liveness.failure(cause)
 
     def abandon(self, error: ExchangeError) -> None:

@@ -228,7 +228,7 @@ class Liveness:
         )
 
     def _findings(self, cause: str) -> str:
-        """Return who is missing or behind, and what was reported first, unless that is the cause."""
+        """Return who is missing or behind, and the first report unless it is the cause."""
         try:
             late = self._without("come", self._others)
             if late:
@@ -271,7 +271,7 @@ class Liveness:
         return {rank: Report.read(bytes(self._store.get(f"here/{rank}"))) for rank in came}
 
     def _broken_off(self, reports: Mapping[int, Report | None]) -> str:
-        """Return the ranks that broke off by themselves, and why; an empty text if there are none."""
+        """Return the ranks that broke off by themselves, and why; empty if there are none."""
         faults = {rank: report.fault for rank, report in reports.items() if report is not None}
         return ", ".join(
             f"rank {rank} of {self._size} {fault}" for rank, fault in faults.items() if fault
@@ -294,7 +294,7 @@ class Liveness:
         return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
     def failure(self, cause: BaseException) -> ExchangeError:
-        """Return the error to raise, after telling the other ranks and finding out who is missing."""
+        """Tell the other ranks, find out who is missing, and return the error to raise."""
         doing, stage = self.progress.doing, self.progress.stage
         is_first_meeting = self.progress.is_first_meeting
         text = " ".join(str(cause).split()) or type(cause).__name__

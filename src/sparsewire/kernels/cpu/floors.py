@@ -22,7 +22,7 @@ GUESSED = np.uint32(1 << 22)  # as bits: about half of a magnitude
 
 
 class SegmentColumns(NamedTuple):
-    """The columns of the segments that the loops need, and the samples that thresholds come from."""
+    """What the loops need about segments, and about the samples that thresholds come from."""
 
     starts: Array
     lengths: Array
