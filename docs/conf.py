@@ -87,11 +87,13 @@ def _read(app: Any, page: str, source: list[str]) -> None:
 def _picture(found: re.Match[str], folder: Path, page: Path) -> str:
     """Return a picture for `page` that follows the reader's choice of a light or a dark page."""
     dark, light, label = found.groups()
-    return "\n".join(
+    images = "\n".join(
         f"```{{image}} {os.path.relpath(folder / path, page.parent)}\n"
         f":alt: {label}\n:class: only-{kind}\n```\n"
         for kind, path in (("light", light), ("dark", dark))
     )
+    # measured pictures have small letters: on a phone they scroll instead of shrinking
+    return f"````{{container}} wide\n{images}````" if light.endswith(".png") else images
 
 
 def _link(link: re.Match[str], folder: Path, page: Path) -> str:
