@@ -326,7 +326,7 @@ class Liveness:
 
 
 def store_of(group: dist.ProcessGroup, name: str) -> Store:
-    """Return a part of a process group's store, over a connection of its own."""
+    """A part of a process group's store, over a connection of its own."""
     store: Any = dist.distributed_c10d._get_process_group_store(group)
     clone = getattr(store, "clone", None)
     if clone is not None:
