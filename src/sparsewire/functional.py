@@ -231,9 +231,7 @@ def _store_of(
     if last is not None and _holds(last.store, state.memory, shapes, rank, world_size):
         return last.store.fork()
     store = StateStore(state.scheme.fields, shapes, rank, world_size)
-    blank = (
-        store.state_dict()
-    )  # what a rank owns is not known before the first exchange
+    blank = store.state_dict()  # what a rank owns is not known before the first exchange
     store.check({name: {**blank.get(name, {}), **held} for name, held in state.memory.items()})
     store.adopt(state.memory)
     return store
