@@ -13,13 +13,14 @@ from typing import Any
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
+_PICTURE = re.compile(r'<picture>.*?<img src="([^"]+)" alt="([^"]+)">\s*</picture>', re.DOTALL)
 _RELATIVE = re.compile(
     r"(?P<picture>!?)\[(?P<text>[^\]]*)\]\((?!\w+:|#)(?P<path>[^)\s]+)\)(?P<rest>\n*)"
 )
 
 
 def standalone(readme: str, repository: str, tag: str) -> str:
-    """Return `readme` without relative links."""
+    """Return `readme` without relative links, and with one version of each picture."""
 
     def replace(link: re.Match[str]) -> str:
         picture, text, path, rest = link.group("picture", "text", "path", "rest")
@@ -28,7 +29,7 @@ def standalone(readme: str, repository: str, tag: str) -> str:
             return f"{picture}[{text}]({repository}/{kind}/{tag}/{path}){rest}"
         return "" if picture else f"{text}{rest}"
 
-    return _RELATIVE.sub(replace, readme)
+    return _RELATIVE.sub(replace, _PICTURE.sub(r"![\2](\1)", readme))
 
 
 class CustomMetadataHook(MetadataHookInterface):

@@ -1,13 +1,14 @@
-"""What choosing and adding up cost, in copies of the gradient.
+"""What selecting and summing cost, in copies of the gradient.
 
     python benchmarks/encode.py                       # this machine's CPU, one thread
     python benchmarks/encode.py --device cuda         # a GPU
     python benchmarks/encode.py --sizes 1e6 --save    # also into benchmarks/results/encode-cpu.*
+    python benchmarks/encode.py --redraw              # only the plot, from the results on file
 
-A row is one selector on one cut of the gradient. All jobs of a size take turns, and times are
-medians, as multiples of a copy of the same float32 data in the same run. Every step deposits
-another gradient into the memory that the last step left, as training does. The floor is a deposit
-alone: torch.add of memory and gradient into the other half of the memory.
+A row is one selector on one partition of the gradient. All jobs of a size take turns, and times are
+medians, as multiples of a copy of the same float32 data in the same run. Every step adds another
+gradient to the residual that the last step left, as training does. The floor is that addition
+alone: torch.add of residual and gradient into the other half of the residual.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from sparsewire.randomness import RandomKey
 from sparsewire.segments import Segments
 from sparsewire.selectors import NO_STATE, Accumulation, Selector
 from sparsewire.state import RESIDUAL, StepState
+from sparsewire.tools.bench import drawing
+from sparsewire.tools.bench.colours import INK, MARKERS, OF_LINES
 from sparsewire.workspace import Workspace
 
 Shapes = dict[str, tuple[int, ...]]
@@ -300,27 +303,29 @@ def judge(found: Mapping[str, float], kind: str) -> None:
             page.target(f"whole {name}", found[name], 3.0, "copies")
 
 
-def plot(results: dict[int, dict[str, float]], path: Path) -> None:
-    """Milliseconds against size, both on logarithmic axes: a straight line is a linear cost."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5), dpi=150, layout="constrained")
+def plot(results: Mapping[int, Mapping[str, float]], *paths: Path) -> None:
+    """Draw milliseconds against size on logarithmic axes: a straight line is a linear cost."""
+    figure = drawing.blank(8, 5)
     axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
     rows = {repr(s): f"{s!r} global" for s in SELECTORS} | {"plain torch topk": "plain global"}
-    colours = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#888888")
-    for (label, name), colour in zip(rows.items(), colours, strict=True):
+    for number, (label, name) in enumerate(rows.items(), start=1):
         sizes = [size for size in results if name in results[size]]
         times = [results[size][name] * results[size]["copy"] for size in sizes]
-        axes.loglog(sizes, times, marker="o", color=colour, label=label)
-    sizes = list(results)
-    copies = [results[size]["copy"] for size in sizes]
-    axes.loglog(sizes, copies, "--", color="black", label="one copy")
-    axes.set_xlabel("gradient values")
-    axes.set_title("Milliseconds to deposit, choose and withdraw 1 %", loc="left", weight="bold")
-    axes.grid(which="major", color="#e4e4e4")
-    axes.legend(frameon=False)
-    figure.savefig(path)
+        axes.loglog(sizes, times, marker=MARKERS[number], color=OF_LINES[number], label=label)
+    copies = [results[size]["copy"] for size in results]
+    axes.loglog(list(results), copies, "--", color=OF_LINES[0], label="one copy")
+    drawing.plain(axes, "Milliseconds to select 1 % of a gradient", "values in the gradient")
+    axes.xaxis.set_major_formatter(lambda size, _: f"{size / 1e6:g} million")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.legend(frameon=False, labelcolor=INK, fontsize=9)
+    drawing.write(figure, *paths)
+
+
+def redraw(stem: Path) -> None:
+    """Draw the plot of results on file."""
+    copies = json.loads(stem.with_suffix(".json").read_text())["copies"]
+    results = {int(size): found for size, found in copies.items()}
+    plot(results, stem.with_suffix(".png"), stem.with_suffix(".svg"))
 
 
 def main() -> None:
@@ -332,7 +337,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=31)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--save", action="store_true", help="write text, JSON and plot")
+    parser.add_argument("--redraw", action="store_true", help="only plot the results on file")
     options = parser.parse_args()
+    stem = options.out / f"encode-{options.device}"
+    if options.redraw:
+        redraw(stem)
+        return
     device = torch.device(options.device)
     torch.set_num_threads(1)
     usual = [1e6, 11.17e6, 67e6] + ([268e6] if device.type == "cuda" else [])
@@ -348,12 +358,11 @@ def main() -> None:
         page.say(f"Targets at {judged / 1e6:g}M")
         judge(results[judged], device.type)
     if options.save:
-        stem = options.out / f"encode-{device.type}"
         page.save(stem.with_suffix(".txt"))
         content = {"schema": 1, "machine": machine(device), "copies": results}
         stem.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
         try:
-            plot(results, stem.with_suffix(".png"))
+            redraw(stem)
         except ImportError:
             page.say("no plot: matplotlib is not installed")
 

@@ -79,17 +79,21 @@ def setup(app: Any) -> None:
 def _read(app: Any, page: str, source: list[str]) -> None:
     """Replace a page's text by that of its file, with the links that the site needs."""
     origin = ROOT / ELSEWHERE[page] if page in ELSEWHERE else DOCS / f"{page}.md"
-    text = _SECTIONS.sub("", _PICTURE.sub(_picture, origin.read_text()))
+    text = _SECTIONS.sub("", origin.read_text())
+    text = _PICTURE.sub(lambda found: _picture(found, origin.parent, DOCS / page), text)
     source[0] = _LINK.sub(lambda link: _link(link, origin.parent, DOCS / page), text)
 
 
-def _picture(found: re.Match[str]) -> str:
-    """Return a picture that follows the reader's choice of a light or a dark page."""
+def _picture(found: re.Match[str], folder: Path, page: Path) -> str:
+    """Return a picture for `page` that follows the reader's choice of a light or a dark page."""
     dark, light, label = found.groups()
-    return "\n".join(
-        f"```{{image}} {path}\n:alt: {label}\n:class: only-{kind}\n```\n"
+    images = "\n".join(
+        f"```{{image}} {os.path.relpath(folder / path, page.parent)}\n"
+        f":alt: {label}\n:class: only-{kind}\n```\n"
         for kind, path in (("light", light), ("dark", dark))
     )
+    # measured pictures have small letters: on a phone they scroll instead of shrinking
+    return f"````{{container}} wide\n{images}````" if light.endswith(".png") else images
 
 
 def _link(link: re.Match[str], folder: Path, page: Path) -> str:

@@ -1,13 +1,16 @@
-"""The drawings of the pages, each as an SVG for light pages and one for dark pages.
+"""The pictures of the pages: drawings, and measured pictures in the colours of a dark page.
 
     python docs/pictures.py
 
-writes them into docs/images. A test checks that they are up to date.
+writes each drawing into docs/images, as an SVG for light and one for dark pages. Measured pictures
+are drawn by the command that measures; for a page that shows `NAME-dark.svg`, this script makes it
+from the `NAME.svg` beside it. A test checks that all of them are up to date.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +18,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from sparsewire.tools.bench.colours import INK, OF_PARTS
+from sparsewire.tools.bench.colours import FAINT, INK, LINES_ON_DARK, OF_LINES, OF_PARTS
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -345,11 +348,43 @@ PICTURES: dict[str, Callable[[Palette], Drawing]] = {
 }
 
 
+# -- measured pictures on dark pages ---------------------------------------------------------------
+
+PAGES = ("README.md", "docs/*.md", "papers/*/README.md")
+_DARK = re.compile(r'srcset="([^"]+)-dark\.svg"')
+_COLOUR = re.compile(r"#[0-9a-f]{6}\b")
+
+
+def measured() -> list[Path]:
+    """Return the measured pictures that a page shows in a dark version, as light SVG files."""
+    pages = (page for pattern in PAGES for page in ROOT.glob(pattern))
+    shown = {
+        (page.parent / f"{name}.svg").resolve()
+        for page in pages
+        for name in _DARK.findall(page.read_text())
+    }
+    return sorted(path for path in shown if path.parent != IMAGES)
+
+
+def on_dark(svg: str) -> str:
+    """Return a measured picture in the colours of a dark page, without a background.
+
+    Bars keep the colours of their parts, some of which are also colours of lines.
+    """
+    colours = {"#ffffff": "none", INK: DARK.ink, FAINT: DARK.line, "#000000": DARK.ink}
+    if OF_PARTS["encode"].lower() not in svg:
+        colours |= {line.lower(): dark for line, dark in zip(OF_LINES, LINES_ON_DARK, strict=True)}
+    svg = _COLOUR.sub(lambda found: colours.get(found[0], found[0]), svg)
+    return svg.replace("<svg ", f'<svg fill="{DARK.ink}" ', 1)  # matplotlib leaves black out
+
+
 def files() -> Iterator[tuple[Path, str]]:
     """All pictures, with their text."""
     for name, draw in PICTURES.items():
         yield IMAGES / f"{name}.svg", str(draw(LIGHT))
         yield IMAGES / f"{name}-dark.svg", str(draw(DARK))
+    for path in measured():
+        yield path.with_name(f"{path.stem}-dark.svg"), on_dark(path.read_text())
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""The papers' claims, tested: studies of many trainings, filled cell by cell."""
+"""Tests of the papers' claims: studies of many trainings, which are run cell by cell."""

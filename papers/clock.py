@@ -1,4 +1,4 @@
-"""What a simulated step's time goes into, measured without making it wait."""
+"""The shares of a simulated step's parts, measured without making the step wait."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from statistics import median
 
 import torch
 
-FIRST = 40  # the step from which on they are alike: captured, if they ever are
+FIRST = 40  # the first representative step: graphs are captured by then, if at all
 MANY = 64  # steps timed
 
 
 class Clock:
-    """Times some steps, each from mark to mark; on a GPU by the GPU's own clock.
+    """Times some steps, from mark to mark; on a GPU with the GPU's own clock.
 
     Arguments:
-        warmup: steps at the beginning that are of another kind.
+        warmup: steps at the beginning that are not representative.
     """
 
     def __init__(self, device: torch.device, warmup: int = 0) -> None:
@@ -25,14 +25,14 @@ class Clock:
         self._is_on = False
 
     def begin(self, step: int) -> None:
-        """A step begins, counted from 0; marks count only in those that are timed."""
+        """Begin a step, counted from 0. Marks count only in steps that are timed."""
         self._is_on = self._first <= step < self._first + MANY
         if self._is_on:
             self._steps.append([])
             self.mark()
 
     def mark(self) -> None:
-        """A part of the step ends here, and another begins."""
+        """End one part of the step, and begin another."""
         if not self._is_on:
             return
         if self._is_cuda:
@@ -43,7 +43,8 @@ class Clock:
             self._steps[-1].append(time.perf_counter())
 
     def shares(self) -> list[float]:
-        """Every part's share of a step, the median of all that were timed; waits for the device."""
+        """Return every part's share of a step, as the median of the timed steps. Waits for the
+        device."""
         parts = [[_between(*pair) for pair in pairwise(marks)] for marks in self._steps]
         return [median(p[n] / sum(p) for p in parts) for n in range(len(parts[0]) if parts else 0)]
 

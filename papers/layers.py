@@ -1,6 +1,6 @@
 """Batch normalisation that keeps workers apart, and copies of the gradients of weights.
 
-On a CPU in plain torch; on CUDA in six kernels that Triton compiles.
+In plain torch on a CPU; on CUDA in six kernels compiled by Triton.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ _HAS_TRITON = find_spec("triton") is not None
 
 
 def forward(rows: Tensor, layer: nn.BatchNorm2d, workers: int) -> tuple[Tensor, Tensor]:
-    """Normalised rows, and their moments: mean and inverse deviation, (2, worker, channel).
+    """Return the normalised rows and their moments: mean and inverse deviation, (2, worker,
+    channel).
 
     The running statistics of `layer` become those of worker 0, as in DDP.
     """
@@ -37,12 +38,12 @@ def forward(rows: Tensor, layer: nn.BatchNorm2d, workers: int) -> tuple[Tensor, 
 def backward(
     slopes: Tensor, rows: Tensor, gain: Tensor, moments: Tensor, gains: Tensor, shifts: Tensor
 ) -> Tensor:
-    """The gradient of the rows; those of gain and shift, (worker, channel), go to their places."""
+    """Return the gradient of the rows. Write those of gain and shift, (worker, channel)."""
     if _is_fast(rows):
         from . import layers_cuda
 
         return layers_cuda.backward(slopes, rows, gain, moments, gains, shifts)
-    eps = 0.0  # part of the inverse deviation already
+    eps = 0.0  # included in the inverse deviation
     workers, results = moments.shape[1], []
     each = zip(slopes.chunk(workers), rows.chunk(workers), moments.unbind(1), strict=True)
     for worker, (my_slopes, mine, (mean, inverse)) in enumerate(each):
@@ -54,7 +55,7 @@ def backward(
 
 
 def copy_weights(found: Tensor, place: Tensor) -> None:
-    """place = found, which may be of another type and order in memory."""
+    """Copy `found` to `place`, which may have another type and memory order."""
     if _is_fast(found):
         from . import layers_cuda
 

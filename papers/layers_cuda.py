@@ -12,9 +12,9 @@ from sparsewire.kernels.cuda.launch import run
 
 CHANNELS = 64  # of one program
 ROWS = 64  # read together
-PROGRAMS = 1056  # that sums are shared out among: eight for each multiprocessor of a large GPU
+PROGRAMS = 1056  # among which sums are divided: eight for each multiprocessor of a large GPU
 BLOCK = 1024  # weights copied by one program
-PARTS = 32  # of such sums, added up together
+PARTS = 32  # of these sums that are added up together
 
 
 @triton.jit
@@ -22,7 +22,7 @@ def add_parts(
     rows, slopes, moments, parts, count, each, channels, workers,
     IS_BACK: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Sums over some pixels: of x and x², or backwards of dy and dy·x̂."""
+    """Sum over some pixels: x and x² or, in the backward pass, dy and dy·x̂."""
     part, worker = tl.program_id(0), tl.program_id(1)
     own = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
     lanes = tl.arange(0, ROWS)
@@ -53,7 +53,7 @@ def add_parts(
 def add_all(
     parts, many, worker, own, channels, workers, PARTS: tl.constexpr, CHANNELS: tl.constexpr
 ):
-    """Both sums of a worker's parts."""
+    """Add up both sums of a worker's parts."""
     first = tl.zeros([PARTS, CHANNELS], tl.float32)
     second = tl.zeros([PARTS, CHANNELS], tl.float32)
     for start in range(0, many, PARTS):
@@ -70,7 +70,7 @@ def finish_moments(
     parts, many, moments, mean_kept, variance_kept, count, channels, workers, eps, momentum,
     PARTS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Mean and inverse deviation of every worker; worker 0's go into the running statistics."""
+    """Compute mean and inverse deviation of all workers; worker 0's update the running ones."""
     worker = tl.program_id(0)
     own = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     first, second = add_all(parts, many, worker, own, channels, workers, PARTS, CHANNELS)
@@ -91,7 +91,7 @@ def finish_slopes(
     parts, many, gains, shifts, gains_step, shifts_step, channels, workers,
     PARTS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of gain and shift of every worker."""
+    """Compute the gradients of gain and shift of every worker."""
     worker = tl.program_id(0).to(tl.int64)
     own = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     first, second = add_all(parts, many, worker, own, channels, workers, PARTS, CHANNELS)
@@ -104,7 +104,7 @@ def normalise(
     rows, result, moments, gain, shift, count, channels, workers,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """y = gain · x̂ + shift."""
+    """Compute y = gain · x̂ + shift."""
     worker = tl.program_id(1)
     own = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
     lanes = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -123,7 +123,7 @@ def slope(
     rows, slopes, result, moments, gain, gains, shifts, gains_step, shifts_step,
     count, channels, workers, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """dx = gain / deviation · (dy − mean of dy − x̂ · mean of dy·x̂)."""
+    """Compute dx = gain / deviation · (dy − mean of dy − x̂ · mean of dy·x̂)."""
     worker = tl.program_id(1).to(tl.int64)
     own = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
     lanes = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -143,7 +143,7 @@ def slope(
 
 @triton.jit
 def reorder(source, target, size, INNER: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr):
-    """(…, tap, channel) as (…, channel, tap)."""
+    """Reorder (…, tap, channel) to (…, channel, tap)."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     rest = at // TAPS
     place = (rest // INNER * TAPS + at % TAPS) * INNER + rest % INNER
@@ -235,7 +235,7 @@ def backward(
 
 
 class _Work:
-    """How one batch is shared out among programs."""
+    """How one batch is divided among programs."""
 
     def __init__(self, rows: Tensor, workers: int) -> None:
         number, self.channels, height, width = rows.shape

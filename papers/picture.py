@@ -1,4 +1,4 @@
-"""The picture of a study: how score and loss went, or the score against the bytes that it took."""
+"""The picture of a study: score and loss over the epochs, or the score against the bytes sent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _ACROSS = 4  # panels side by side
-_LETTERS = 13  # of the legend that fit into an inch
+_LETTERS = 13  # of the legend in an inch
 
 
 Drawn = tuple[Measure, Measure]
@@ -34,7 +34,7 @@ def save(title: str, board: Board, *paths: Path, drawn: Drawn = (ACCURACY, LOSS)
 
 
 def draw(title: str, board: Board, drawn: Drawn = (ACCURACY, LOSS)) -> Figure:
-    """A line for each row, the mean over seeds, with their range shaded."""
+    """Draw a line for each row: the mean over seeds, with the range shaded."""
     from matplotlib.ticker import LogLocator
 
     columns = [c for c in board.columns if any(board.results.get((r, c)) for r in board.rows)]
@@ -87,14 +87,14 @@ def _draw_line(
     means = [fmean(points) for points in heights]
     marker = MARKERS[row % len(MARKERS)]
     (line,) = axes.plot(epochs, means, color=colour, marker=marker, markersize=3, linewidth=1.2)
-    line.set(label=name, linestyle="-" if row < len(OF_LINES) else "--")  # no two look the same
+    line.set(label=name, linestyle="-" if row < len(OF_LINES) else "--")  # all lines look different
     lowest, highest = [min(p) for p in heights], [max(p) for p in heights]
     axes.fill_between(epochs, lowest, highest, color=colour, alpha=0.12, linewidth=0)
 
 
 @dataclass(frozen=True)
 class _Mark:
-    """A row at its best column."""
+    """A row in its best column."""
 
     name: str
     sent: float  # per step and worker
@@ -117,18 +117,18 @@ class _Mark:
 
 
 def save_against_bytes(title: str, board: Board, *paths: Path) -> None:
-    """Draw the score of every row against what it sends, in the formats that `paths` end in."""
+    """Draw the score of every row against its bytes, in the formats that `paths` end in."""
     drawing.write(draw_against_bytes(title, board), *paths)
 
 
 def draw_against_bytes(title: str, board: Board) -> Figure:
-    """A point for each row at its best column; those are named that no other matches in both."""
+    """Draw a point for each row in its best column. Name the points that no other beats in both."""
     marks, sign = _marks(board), -1 if board.score.is_loss else 1
     figure = drawing.blank(10, 6)
     axes = figure.subplots()
     best = max(marks, key=lambda mark: sign * mark.score)
     worst = max(sign * (best.score - mark.score) for mark in marks)
-    span = min(_SHOWN * abs(best.score), 1.1 * worst)  # what is worse than that lies on the edge
+    span = min(_SHOWN * abs(best.score), 1.1 * worst)  # worse ones: on the edge
     edge = best.score - sign * span
     kinds = list(dict.fromkeys(mark.kind for mark in marks))
     far = 0
@@ -151,7 +151,7 @@ def draw_against_bytes(title: str, board: Board) -> Figure:
         far += is_far
         if not beaten or is_far:
             told = f"{mark.name}: {mark.score:.{board.score.digits}f}" if is_far else mark.name
-            place = (8, sign * (11 * far - 8)) if is_far else (7, sign * 12 - 3)  # far ones apart
+            place = (8, sign * (11 * far - 8)) if is_far else (7, sign * 12 - 3)  # no overlap
             axes.annotate(
                 told, (mark.sent, height), place, textcoords="offset points", fontsize=8, color=INK
             )
@@ -169,8 +169,8 @@ def draw_against_bytes(title: str, board: Board) -> Figure:
     return figure
 
 
-_SHOWN = 0.15  # of the best score
-_CLOSE = 0.02  # of what the picture spans: scores so close count as equal
+_SHOWN = 0.15  # of the best score: the range of the picture
+_CLOSE = 0.02  # of the range of the picture: closer scores count as equal
 
 
 def _marks(board: Board) -> list[_Mark]:

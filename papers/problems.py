@@ -1,4 +1,4 @@
-"""What the studies train: data on one device, and everything that is random about an epoch."""
+"""The problems of the studies: data on one device, and all random choices of an epoch."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from .recipe import Recipe
 from .tasks import cifar10, language, translation, translators
 
 AnyExamples = TypeVar("AnyExamples", mnist.Examples, cifar10.Examples)
-_TESTED = 1000  # examples looked at together
+_TESTED = 1000  # examples evaluated together
 _TRANSLATED = 2000  # sentences, likewise
-_SMOOTHING = 0.1  # of the labels that translators learn
-_BLEUS = 5  # how often in a training BLEU is measured on validation
+_SMOOTHING = 0.1  # of the labels that translators are trained on
+_BLEUS = 5  # how often during a training BLEU is measured on the validation set
 
 
 class Problem(Protocol):
-    """Data, and a model to learn them."""
+    """Data, and a model to train on them."""
 
     def __len__(self) -> int:
-        """Examples to learn from."""
+        """Return the number of training examples."""
 
     def build(self, seed: int) -> nn.Module:
-        """The model before the first step."""
+        """Return the model before the first step."""
 
     def visit(self, seed: int, epoch: int) -> Tensor:
-        """A row of integers for every example, in the order of `epoch`: all that `batch` needs."""
+        """Return a row of integers for every example, in the order of `epoch`, for `batch`."""
 
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of some rows; nothing here is random or waits for the device."""
+        """Return inputs and labels of some rows. Nothing here is random or waits for the device."""
 
     def loss(self, answers: Tensor, labels: Tensor) -> Tensor:
-        """What training makes smaller: of a model's answers to a batch."""
+        """Return the loss to minimise, from a model's outputs for a batch."""
 
     def look(self, model: nn.Module, epoch: float) -> dict[str, float]:
-        """Test a model after so many epochs; the names are those of the result's fields."""
+        """Evaluate a model after an epoch. Return the results by field."""
 
     def facts(self) -> dict[str, object]:
-        """What a result has to say besides."""
+        """Return what else to store with a result."""
 
 
 class Classes:
-    """What problems have in common whose examples belong to one of some classes."""
+    """Base class of classification problems."""
 
     def loss(self, answers: Tensor, labels: Tensor) -> Tensor:
         return functional.cross_entropy(answers, labels)
@@ -62,12 +62,12 @@ class Classes:
         return {}
 
     def test(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The test set, in parts."""
+        """Return the test set, in parts."""
         raise NotImplementedError
 
 
 def _test(model: nn.Module, parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, float]:
-    """Mean loss and share of right answers where there is a label; waits for the device."""
+    """Return mean loss and accuracy over all labels. Waits for the device."""
     totals = None
     for inputs, labels in parts:
         answers = model(inputs).flatten(0, -2).float()
@@ -131,7 +131,7 @@ class Cifar10(Classes):
 
 
 class Characters:
-    """A text, and a small GPT; the score is the loss of the next character in nats."""
+    """A text and a small GPT. The score is the loss of the next character, in nats."""
 
     def __init__(self, data: language.Data, recipe: Recipe) -> None:
         self._data, self._recipe = data, recipe
@@ -166,18 +166,18 @@ class Characters:
 
 @dataclass(frozen=True)
 class Sentences:
-    """A corpus in one vocabulary: pairs to learn, and those of both tests, on the device."""
+    """A corpus in one vocabulary, on the device: training pairs, and those of both test sets."""
 
     subwords: translation.Subwords
     train: translation.Examples
     val: translation.Examples
-    sources: dict[str, Tensor]  # of validation and test, all of them
+    sources: dict[str, Tensor]  # of validation and test set, without a limit
     judges: dict[str, translation.Judge]
     left_out: int
 
     @classmethod
     def read(cls, folder: Path | None, recipe: Recipe, device: torch.device) -> Sentences:
-        """Read, learn the subwords, and write everything in them."""
+        """Read the corpus, learn the subwords, and encode all sentences."""
         translation.check_libraries()
         corpus = translation.CORPORA[recipe.problem]
         text = translation.read(corpus, translation.find(corpus, folder))
@@ -199,7 +199,7 @@ class Sentences:
 
 
 class Translation:
-    """Sentences from one language to another; the score is BLEU."""
+    """Translation from one language to another. The score is BLEU."""
 
     def __init__(self, sentences: Sentences, recipe: Recipe) -> None:
         self._sentences, self._recipe = sentences, recipe
@@ -228,7 +228,7 @@ class Translation:
         )
 
     def look(self, model: nn.Module, epoch: float) -> dict[str, float]:
-        """Loss and accuracy by word every time, BLEU a few times, and at the end of the test."""
+        """Return loss and accuracy per word, BLEU a few times, and test BLEU at the end."""
         val = self._sentences.val
         rows = torch.split(torch.arange(len(val), device=val.sources.device), _TRANSLATED)
         loss, accuracy = _test(model, (val.whole(chosen) for chosen in rows))
@@ -264,7 +264,7 @@ _FINDERS = {"mnist": mnist.find, "cifar10": cifar10.find, "shakespeare": languag
 
 
 class Shelf:
-    """Problems by recipe; data are read once."""
+    """Problems by recipe, whose data are read once."""
 
     def __init__(self, folder: Path | None, device: torch.device) -> None:
         self._folder, self._device = folder, device
@@ -273,11 +273,11 @@ class Shelf:
         ] = {}
 
     def get(self, recipe: Recipe) -> Problem:
-        """The problem of `recipe`.
+        """Return the problem of `recipe`.
 
         Raises:
             DataError: its data are missing or damaged.
-            LibraryError: a library is missing that its data need.
+            LibraryError: a library that its data need is missing.
         """
         key = (recipe.problem, recipe.limit, recipe.vocabulary, recipe.length)
         if key not in self._read:
@@ -292,7 +292,7 @@ class Shelf:
         return Mnist(data, recipe)
 
     def check(self, recipe: Recipe) -> None:
-        """See that the data of `recipe` are there; raises as `get` does."""
+        """Check that the data of `recipe` exist. Raises as `get` does."""
         if recipe.problem in translation.CORPORA:
             translation.check_libraries()
             translation.find(translation.CORPORA[recipe.problem], self._folder)
@@ -316,6 +316,6 @@ class Shelf:
         return cifar10.Data(self._some(photos.train, recipe), self._some(photos.test, recipe))
 
     def _some(self, examples: AnyExamples, recipe: Recipe) -> AnyExamples:
-        """The first ones, if the recipe has a limit, on the device."""
+        """Return the first examples, if the recipe has a limit, on the device."""
         images, labels = examples.images[: recipe.limit], examples.labels[: recipe.limit]
         return replace(examples, images=images.to(self._device), labels=labels.to(self._device))

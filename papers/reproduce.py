@@ -1,6 +1,6 @@
-"""Fill a study cell by cell, and show what there is.
+"""Train a study cell by cell, and show its results.
 
-Every finished training is on file at once, so a study can be stopped at any time and goes on where
+Every finished training is stored at once, so a study can be stopped at any time and continues where
 it stopped. Progress goes to standard error, the table to standard output.
 """
 
@@ -35,12 +35,12 @@ from .training import Look, Outcome, Steps, Training, free
 
 
 class RequestError(SparsewireError, ValueError):
-    """A study, cell, recipe or device that there is not."""
+    """A study, cell, recipe or device that does not exist was requested."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be reproduced; None stands for what the study says."""
+    """What to reproduce; None stands for the study's own choice."""
 
     name: str | None = None
     recipe: str | None = None
@@ -56,13 +56,13 @@ class Request:
 
 
 def run(request: Request) -> None:
-    """Do it.
+    """Fulfil the request.
 
     Raises:
-        RequestError: something is asked for that there is not.
+        RequestError: something that does not exist was requested.
         DataError: data are missing or damaged.
         StoreError: the results cannot be read.
-        LibraryError: a library is missing that this study alone needs.
+        LibraryError: a library that only this study needs is missing.
     """
     if request.minutes is not None and request.minutes < 0:
         raise RequestError(f"--minutes must be at least 0, not {request.minutes:g}")
@@ -95,7 +95,7 @@ def run(request: Request) -> None:
 
 
 def overview() -> str:
-    """Every study with its claim and how much of it is done."""
+    """List every study with its claim and how much of it is done."""
     lines = []
     for study in STUDIES.values():
         store = usual_store(study.paper, study.name)
@@ -119,9 +119,9 @@ def show(
     path: Path,
     is_quick: bool = False,
 ) -> None:
-    """Print the table and what follows from it, and draw the picture, as PNG and SVG.
+    """Print the table and the conclusions, and draw the picture as PNG and SVG.
 
-    Nothing follows from a quick recipe, but that everything runs.
+    A quick recipe has no conclusions: it only shows that everything runs.
     """
     board = table.Board(cells, store, study.score)
     print(f"{title}: {study.claim}\nresults in {store.path}\n\n{table.render(board)}")
@@ -148,7 +148,7 @@ def show(
 
 @dataclass(frozen=True)
 class _Training:
-    """One under way."""
+    """A training that is under way."""
 
     cell: Cell
     seed: int
@@ -159,7 +159,7 @@ class _Training:
     began: float
 
     def go_on(self) -> Outcome | None:
-        """Take a step; the outcome if there are none left."""
+        """Take a step. Return the outcome if no step is left."""
         try:
             self.trainer.go_on(self.steps)
         except StopIteration as end:
@@ -168,20 +168,20 @@ class _Training:
 
 
 class _Filling:
-    """Trains what is missing, in turn, as long as there is time."""
+    """Trains the missing cells in turn, as long as there is time."""
 
     def __init__(
         self, study: Study, recipe: str, store: Store, device: torch.device, request: Request
     ) -> None:
         self._study, self._recipe, self._store, self._device = study, recipe, store, device
         self._request = request
-        self._commit = Setting.here({}).commit  # of the code that runs, whatever comes meanwhile
+        self._commit = Setting.here({}).commit  # of the code that runs, even if files change
         if request.download:
             cifar10.download(request.data or Path("data/cifar10"))
         self._shelf = Shelf(request.data, device)
 
     def fill(self, cells: Sequence[Cell], seeds: Sequence[int]) -> None:
-        """All cells with the first seed, then with the next."""
+        """Train all cells with the first seed, then with the next, and so on."""
         todo = [(cell, seed) for seed in seeds for cell in cells]
         todo = [(cell, seed) for cell, seed in todo if not self._store.is_done(cell, seed)]
         self._many, self._began, self._longest = len(todo), time.monotonic(), 0.0
@@ -199,7 +199,7 @@ class _Filling:
         running: list[_Training] = []
         while todo or running:
             while todo and len(running) < self._request.beside:
-                if not self._is_time_left():  # the first is begun, unless there is no time at all
+                if not self._is_time_left():  # at least one, unless there is no time at all
                     is_asked = self._request.minutes != 0
                     self._tell(
                         f"{'time is up: ' if is_asked else ''}{plural(len(todo), 'training')} left"
@@ -208,7 +208,7 @@ class _Filling:
                     break
                 running.append(self._begin(*todo.pop(0), self._many - len(todo)))
             outcomes = [training.go_on() for training in running]
-            for number in reversed(range(len(running))):  # nothing else may hold what is over
+            for number in reversed(range(len(running))):  # nothing else may keep it alive
                 outcome = outcomes[number]
                 if outcome is not None:
                     self._keep(running[number], outcome)
@@ -218,14 +218,14 @@ class _Filling:
                     self._estimate(len(todo) + len(running))
 
     def _estimate(self, left: int) -> None:
-        """Say how long the others will take, if it is worth a word."""
+        """Say how long the remaining trainings will take, unless that is short."""
         passed = time.monotonic() - self._began
         minutes = passed / (self._many - left) * left / 60
         if minutes >= 1:
             self._tell(f"about {minutes:.0f} minutes for the other {left}, if they take as long")
 
     def _is_time_left(self) -> bool:
-        """Whether a training would end in time if it took as long as the longest so far."""
+        """Return whether a training would end in time if it took as long as the longest so far."""
         minutes = self._request.minutes
         if minutes is None:
             return True
@@ -252,7 +252,7 @@ class _Filling:
     def _keep(self, training: _Training, outcome: Outcome) -> None:
         sent = f"{human_bytes(outcome.sent)} sent per step"
         how = "" if outcome.captured or self._device.type == "cpu" else ", not captured"
-        if self._request.beside > 1:  # then a step's time is not its own
+        if self._request.beside > 1:  # the time of a step then covers both trainings
             outcome = replace(outcome, exchange_share=None)
         if outcome.exchange_share is not None:
             how += f", the exchange takes {100 * outcome.exchange_share:.0f} % of a step"
@@ -276,7 +276,7 @@ class _Filling:
         )
 
     def _found(self, look: Look) -> str:
-        """What the table or the picture will show of it."""
+        """Return the results that the table or the picture will show."""
         shown = {measure.field: measure for measure in (*self._study.drawn, self._study.score)}
         return "".join(
             f"{measure.name} {measure.unit * look.found[field]:.2f}  "
@@ -309,7 +309,7 @@ def _pace(look: Look) -> str:
 
 
 def _seeded(text: str, seed: int) -> Scheme | Warmup:
-    """The scheme with random choices of its own for this seed."""
+    """Return the scheme with random choices of its own for this seed."""
     scheme = parse(text)
     if isinstance(scheme, Warmup):
         return replace(scheme, scheme=replace(scheme.scheme, seed=seed))

@@ -1,8 +1,8 @@
-"""Where results are kept: one line of JSON for every finished training, appended and never changed.
+"""Where results are stored: one line of JSON per finished training, appended and never changed.
 
-A result counts for a cell if scheme, recipe and seed are the cell's own, so a changed recipe is
-trained anew and what was trained before stays on file. Schemes are compared by their identity,
-which outlives the names of classes and arguments.
+A result counts for a cell if scheme, recipe and seed are the same. After a recipe changes, its
+cells are trained again, and the old results stay in the file. Schemes are compared by their
+identity, which does not change when classes or arguments are renamed.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ Result = dict[str, Any]
 
 
 class StoreError(SparsewireError):
-    """A file that holds no results."""
+    """A file does not contain results."""
 
 
 def usual_path(paper: str, study: str) -> Path:
-    """Where a study's results are kept: in the paper's folder, beside this code."""
+    """Return the path of a study's results: in the paper's folder, beside this code."""
     return Path(__file__).parent / paper / "results" / f"{study}.jsonl"
 
 
 def usual_store(paper: str, study: str) -> Store:
-    """A study's own file; what lies beside it counts too: other studies of the same paper."""
+    """Return a study's own store. Other studies of the same paper count too."""
     own = usual_path(paper, study)
     return Store(own, [path for path in sorted(own.parent.glob("*.jsonl")) if path != own])
 
 
 def is_doubted(result: Result) -> bool:
-    """Whether a message came out wrong though all numbers were finite: there was a bug somewhere.
+    """Return whether a message was wrong although all numbers were finite, which means a bug.
 
-    Such a result is shown with a mark, counts for nothing, and is trained anew.
+    Such a result is shown with a mark, is not used in conclusions, and is trained again.
     """
     return bool(result.get("flaw")) and not result["diverged"]
 
 
 class Store:
-    """The results in one file, which need not exist yet, and those that count as well in others."""
+    """The results in one file, which need not exist yet, and in other files that count as well."""
 
     def __init__(self, path: Path, others: Sequence[Path] = ()) -> None:
         self.path = path
         self._results = [result for each in (*others, path) for result in _read(each)]
 
     def find(self, cell: Cell, seed: int) -> Result | None:
-        """The newest result of a cell with this seed: in this file, or else in another."""
+        """Return the newest result of a cell with this seed, from this file or else another."""
         wanted = parse(cell.scheme).identity, cell.recipe.to_dict(), seed
         for result in reversed(self._results):
             if (result["identity"], result["recipe"], result["seed"]) == wanted:
@@ -61,21 +61,21 @@ class Store:
         return None
 
     def find_all(self, cell: Cell) -> list[Result]:
-        """The newest result of a cell with every seed there is, by seed."""
+        """Return the newest result of a cell for each stored seed, by seed."""
         seeds = sorted({result["seed"] for result in self._results})
         return [found for seed in seeds if (found := self.find(cell, seed)) is not None]
 
     def is_done(self, cell: Cell, seed: int) -> bool:
-        """Whether this training is finished, and its result is to be believed."""
+        """Return whether this training is finished and its result is valid."""
         result = self.find(cell, seed)
         return result is not None and not is_doubted(result)
 
     def count_done(self, cells: Sequence[Cell], seeds: Sequence[int]) -> int:
-        """How many of these trainings are finished."""
+        """Return how many of these trainings are finished."""
         return sum(self.is_done(cell, seed) for cell in cells for seed in seeds)
 
     def prepare(self) -> None:
-        """Make sure that results can be kept, before anybody trains for them.
+        """Check, before training, that results can be stored.
 
         Raises:
             StoreError: they cannot.
@@ -93,12 +93,12 @@ class Store:
             ) from error
 
     def append(self, result: Result) -> None:
-        """Keep a result; it is on file when this returns."""
+        """Store a result, which is in the file when this returns."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         line = json.dumps(_rounded(result), ensure_ascii=False, separators=(",", ":"))
         with self.path.open("a+b") as stream:
             if stream.tell() and not _ends_with_newline(self.path):
-                stream.write(b"\n")  # the last writer was cut off
+                stream.write(b"\n")  # the last writer was interrupted
             stream.write(f"{line}\n".encode())
         self._results.append(json.loads(line))
 
@@ -122,7 +122,7 @@ def _read(path: Path) -> list[Result]:
                 and isinstance(result["seed"], int)
             )
         except (ValueError, KeyError, TypeError):
-            continue  # cut off while it was written: that training is done again
+            continue  # interrupted while it was written: that training is repeated
         if not is_whole:
             continue
         if schema != SCHEMA:
@@ -143,7 +143,8 @@ def _ends_with_newline(path: Path) -> bool:
 
 
 def _rounded(value: Any) -> Any:
-    """Floats with six digits, which is more than any of them means; what is not finite is None."""
+    """Round floats to six digits, more than are significant. Numbers that are not finite become
+    None."""
     if isinstance(value, float):
         return float(f"{value:.6g}") if abs(value) < float("inf") else None
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""A study's results as a plain table: ours with their spread, and the paper's below."""
+"""A study's results as a plain table: ours with their spread, and the paper's numbers below."""
 
 from __future__ import annotations
 
@@ -32,18 +32,17 @@ class Board:
 
     @property
     def rows(self) -> list[str]:
-        """From top to bottom."""
+        """The rows from top to bottom."""
         return list(dict.fromkeys(row for row, _ in self.cells))
 
     @property
     def columns(self) -> list[str]:
-        """From left to right."""
+        """The columns from left to right."""
         return list(dict.fromkeys(column for _, column in self.cells))
 
     @property
     def scores(self) -> dict[Place, list[float]]:
-        """Final scores that count, where there are any; a training that diverged without any has
-        0."""
+        """Return the final scores that count. A training that diverged without any has 0."""
         believed = {
             place: [result for result in results if not is_doubted(result)]
             for place, results in self.results.items()
@@ -56,7 +55,7 @@ class Board:
 
 
 def render(board: Board) -> str:
-    """Scores, then bytes, for people."""
+    """Return scores, then bytes, as text."""
     parts = [_scores(board)]
     results = [result for found in board.results.values() for result in found]
     if results:
@@ -79,7 +78,7 @@ def _scores(board: Board) -> str:
 
 
 def _said(results: Sequence[Result] | None, score: Measure) -> str:
-    """The mean, half the range if there are several seeds, and their number."""
+    """Return the mean with, for several seeds, half the range and their number."""
     if results is None:
         return ""
     if not results:
@@ -114,7 +113,7 @@ def _bytes(results: Sequence[Result] | None) -> str:
 
 
 def grid(lines: Sequence[Sequence[str]]) -> str:
-    """Columns side by side, the first to the left and the others to the right.
+    """Return columns side by side, the first one aligned left and the others right.
 
     >>> print(grid([["", "a"], ["row", "10"]]))
           a

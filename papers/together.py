@@ -1,8 +1,8 @@
 """All workers' batches in one pass: layers that keep the gradients of the workers apart.
 
-Workers hold the same weights, so what they compute can be one batch, W times as large, which a GPU
-works through faster than W small ones. Two things must not mix: the gradients of the weights, which
-the layers here work out worker by worker, and the statistics of batch normalisation.
+Workers hold the same weights, so their computation can be one batch, W times as large, which a GPU
+processes faster than W small ones. Two things must be computed per worker: the gradients of the
+weights, by the layers in this module, and the statistics of batch normalisation.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from sparsewire.adapters.capture import new_stream
 
 from . import layers
 
-SIDES = 3  # streams on which a GPU works out the gradients of weights beside those of activations
+SIDES = 3  # streams on which a GPU computes gradients of weights beside those of activations
 
 
 class Crew:
-    """W workers who take a step together: whose rows are whose, and where gradients go.
+    """W workers that take a step together: which rows belong to whom, and where gradients go.
 
     Arguments:
         places: for each parameter the tensor of all workers' gradients, (worker, *shape).
@@ -43,27 +43,27 @@ class Crew:
         self.token = torch.zeros((), device=device, requires_grad=True)
 
     def differentiate(self, losses: Tensor) -> None:
-        """Put every worker's gradients of its loss into their places."""
+        """Write every worker's gradients of its loss to their places."""
         self._filled.clear()
         self._used.clear()
         torch.autograd.grad(losses.sum(), self.token, allow_unused=True)
-        for side in self._used:  # a stream without work of this pass could not be captured
+        for side in self._used:  # a stream without work in this pass could not be captured
             torch.cuda.current_stream().wait_stream(side)
 
     def place(self, parameter: Tensor) -> Tensor:
-        """Where the workers' gradients of a parameter go: (worker, *shape), once in a pass."""
+        """Return the place of the workers' gradients of a parameter, once per pass."""
         if parameter in self._filled:
             raise ValueError("workers cannot go together through a layer that is used twice")
         self._filled.add(parameter)
         return self._places[parameter]
 
     def apart(self, rows: Tensor) -> Tensor:
-        """Rows of a batch by worker: (worker, row, …)."""
+        """Return the rows of a batch by worker: (worker, row, …)."""
         return rows.reshape(self.workers, -1, *rows.shape[1:])
 
     @contextlib.contextmanager
     def aside(self, *used: Tensor) -> Iterator[None]:
-        """Do something beside what follows, with these tensors."""
+        """Run something on a second stream, with these tensors."""
         if not self._sides:
             yield
             return
@@ -78,7 +78,7 @@ class Crew:
 
 
 def can_join(model: nn.Module) -> bool:
-    """Whether every layer with parameters, or of a kind known here, can be one of those."""
+    """Return whether every layer with parameters is of a kind that `join` can replace."""
     return all(
         type(layer) in LAYERS and LAYERS[type(layer)].fits(layer)
         for layer in model.modules()
@@ -87,7 +87,7 @@ def can_join(model: nn.Module) -> bool:
 
 
 def join(model: nn.Module, crew: Crew) -> None:
-    """Turn layers, in place, into such as keep workers apart while they train."""
+    """Replace layers, in place, by layers that keep workers apart while they train."""
     for layer in model.modules():
         if type(layer) in LAYERS:
             layer.__class__ = LAYERS[type(layer)]
@@ -96,7 +96,7 @@ def join(model: nn.Module, crew: Crew) -> None:
 
 
 def _dtype(rows: Tensor) -> torch.dtype:
-    """What products are computed in: autocast's choice."""
+    """Return the type in which products are computed: autocast's choice."""
     kind = rows.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows.dtype
 
@@ -106,7 +106,7 @@ class _Convolution(nn.Conv2d):
 
     @staticmethod
     def fits(layer: Any) -> bool:
-        """Whether its options are known here."""
+        """Return whether its options are supported here."""
         plain = layer.bias is None and layer.groups == 1 and layer.dilation == (1, 1)
         return plain and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
 
@@ -149,7 +149,7 @@ class _Linear(nn.Linear):
 
     @staticmethod
     def fits(layer: Any) -> bool:
-        """Whether its options are known here."""
+        """Return whether its options are supported here."""
         return layer.bias is not None
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -184,7 +184,7 @@ class _BatchNorm(nn.BatchNorm2d):
 
     @staticmethod
     def fits(layer: Any) -> bool:
-        """Whether its options are known here."""
+        """Return whether its options are supported here."""
         return layer.affine and layer.track_running_stats and layer.momentum is not None
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -217,7 +217,7 @@ class _LayerNorm(nn.LayerNorm):
 
     @staticmethod
     def fits(layer: Any) -> bool:
-        """Whether its options are known here."""
+        """Return whether its options are supported here."""
         plain = layer.elementwise_affine and layer.bias is not None
         return plain and len(layer.normalized_shape) == 1
 
@@ -255,13 +255,13 @@ LAYERS: dict[type[nn.Module], Any] = {
 
 
 def losses(answers: Tensor, labels: Tensor, workers: int) -> Tensor:
-    """Each worker's mean cross-entropy."""
+    """Return each worker's mean cross-entropy."""
     each = functional.cross_entropy(answers.float(), labels, reduction="none")
     return each.view(workers, -1).mean(dim=1)
 
 
 def places(gradients: Sequence[Tensor]) -> Tensor:
-    """Several workers' gradients of one parameter, which lie at equal distances, as one tensor."""
+    """Return several workers' gradients of one parameter, at equal distances, as one tensor."""
     first = gradients[0]
     step = (gradients[1].data_ptr() - first.data_ptr()) // 4 if len(gradients) > 1 else 0
     shape, strides = (len(gradients), *first.shape), (step, *first.stride())

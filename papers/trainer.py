@@ -1,8 +1,8 @@
 """One training with W simulated workers that exchange gradients.
 
 The workers hold the same weights, so there is one model. In a step every worker's own batch goes
-forward and backward through it, all of them together where its layers can keep them apart, which
-gives W flat gradients; the exchange is that of real workers, with a memory for each; the optimizer
+forward and backward through it, for all workers together if its layers can keep them apart, which
+gives W flat gradients. The exchange is that of real workers, with a memory for each. The optimizer
 applies the mean once. Batch normalisation sees each worker's batch alone, as in DDP, and its
 running statistics are those of worker 0, whose model is tested.
 
@@ -65,7 +65,7 @@ class Trainer(Training):
         return flat
 
     def _join(self) -> together.Crew | None:
-        """Let all workers go through the model together, if it can tell them apart."""
+        """Let all workers share one pass through the model, if its layers can keep them apart."""
         if not (isinstance(self._problem, Classes) and together.can_join(self.model)):
             return None
         pairs = zip(self._parameters, zip(*self._places, strict=True), strict=True)
@@ -75,7 +75,8 @@ class Trainer(Training):
         return crew
 
     def _set_rate(self, rate: float) -> None:
-        """Go on at another learning rate; after a drop, what is kept back keeps its worth."""
+        """Change the learning rate; after a drop, rescale the residuals so that they keep their
+        effect."""
         for group in self._optimizer.param_groups:
             if group["lr"] != rate:
                 if self._recipe.drops:
@@ -90,7 +91,7 @@ class Trainer(Training):
         self._clock.mark()
 
     def _go_back_and_forth(self) -> None:
-        """Forward and backward of all workers, into their gradients."""
+        """Run forward and backward of all workers, and write their gradients."""
         if self._crew is not None:
             inputs, labels = self._problem.batch(self._rows.flatten(0, 1))
             with self._autocast():
@@ -107,7 +108,7 @@ class Trainer(Training):
 
 @contextlib.contextmanager
 def _counting(model: nn.Module, counts: bool) -> Iterator[None]:
-    """Whether batch normalisation takes this pass into its running statistics."""
+    """Choose whether batch normalisation updates its running statistics in this pass."""
     norms = [part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
     for norm in norms:
         norm.track_running_stats = counts

@@ -50,6 +50,7 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
+RESULTS = ("benchmarks/results", "benchmarks/results/*", "papers/*/results")
 PARTS = {kind.__name__: kind for family in sw.scheme.FAMILIES.values() for kind in family}
 INTERNAL = {  # members of public classes that are public by their names alone
     "centres",
@@ -252,10 +253,22 @@ def test_drawings_are_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "docs")
     pictures = importlib.import_module("pictures")
     drawn = dict(pictures.files())
-    assert len(drawn) == 2 * len(pictures.PICTURES)
+    images = set((ROOT / "docs" / "images").glob("*.svg"))
+    results = {path for folder in RESULTS for path in ROOT.glob(f"{folder}/*-dark.svg")}
+    assert set(drawn) == images | results
+    assert len(images) == 2 * len(pictures.PICTURES)
     for path, text in drawn.items():
         assert path.read_text() == text, f"{path.name} is old: run python docs/pictures.py"
-    assert set(drawn) == set((ROOT / "docs" / "images").glob("*.svg"))
+
+
+def test_the_description_on_an_index_has_each_picture_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT)
+    readme = (ROOT / "README.md").read_text()
+    text = importlib.import_module("hatch_build").standalone(readme, "https://example.org/us", "v1")
+    assert "<picture>" in readme
+    assert "<" not in re.sub(r"(?s)```.*?```|`[^`]*`", "", text)
+    assert text.count("![") == readme.count("<picture>")
+    assert "](https://example.org/us/raw/v1/benchmarks/results/train/train.png)" in text
 
 
 def test_files_that_are_named_exist() -> None:

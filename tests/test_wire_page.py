@@ -7,7 +7,8 @@ import struct
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 import sparsewire as sw
 from sparsewire.adapters.audit import Audit
 from sparsewire.codecs import IndexCodec
+from sparsewire.collectives import Transfer, sharded
 from sparsewire.counters import Counters
 from sparsewire.exchange import Call, Exchange
 from sparsewire.groups import SimulatedGroup
@@ -34,6 +36,7 @@ from sparsewire.message import (
     fingerprint,
     pack_status,
 )
+from sparsewire.randomness import fold
 from sparsewire.requests import Request, Routine, Step
 from sparsewire.segments import Segments
 from sparsewire.session import Session, Topology
@@ -352,6 +355,14 @@ def test_statuses() -> None:
         check_statuses(torch.stack([first, tensor_of("corruption")]), CONTEXT)
     non_finite = pack_status(fine, torch.tensor(5), CONTEXT.status.key(0))
     assert check_statuses(torch.stack([non_finite, tensor_of("status")]), CONTEXT) == {0: 5}
+
+
+def test_keys_of_messages_to_and_from_owners() -> None:
+    transfer = cast(Transfer, SimpleNamespace(context=CONTEXT))
+    assert "fold(common, 1, owner, rank)" in " ".join(PAGE.split())
+    assert sharded._message_key(transfer, 1, 2, 3) == fold(CONTEXT.common, 1, 2, 3)
+    assert "fold(common, 2, 0, rank)" in " ".join(PAGE.split())
+    assert sharded._message_key(transfer, 2, sender=3) == fold(CONTEXT.common, 2, 0, 3)
 
 
 def test_reasons_and_version() -> None:

@@ -3,7 +3,8 @@
     python papers/aji2017/quantization.py [--epochs 4] [--seeds 0 1 2] [--out DIR]
 
 Trains each scheme with every seed on four real worker processes, prints test accuracy per epoch
-(mean over seeds, and the spread), and writes quantization.json and quantization.png.
+(mean over seeds, and half their range), and writes quantization.json, .png and .svg. `--redraw`
+draws the picture from quantization.json without training.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from sparsewire.tools.bench import drawing
+from sparsewire.tools.bench.colours import INK, OF_LINES
+
 SCHEMES = {
     "Dense()": "dense",
     "Threshold(0.01)": "99 % dropped, 32-bit values",
@@ -25,11 +29,10 @@ SCHEMES = {
     "Scheme(Threshold(0.01), values=OneBit('column'))": "99 % dropped, 1 bit, column mean",
     "Scheme(Threshold(0.01), values=OneBit('global'))": "99 % dropped, 1 bit, global mean",
 }
-COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B87E00")
 
 
 def train(seed: int, epochs: int, workers: int, folder: Path) -> dict[str, dict[str, Any]]:
-    """One seed: every scheme's summary, by the text it was asked for with."""
+    """Train every scheme with one seed. Return the summaries by the text of the scheme."""
     command = [
         sys.executable,
         "-m",
@@ -47,26 +50,27 @@ def train(seed: int, epochs: int, workers: int, folder: Path) -> dict[str, dict[
     return dict(zip(SCHEMES, results, strict=True))
 
 
-def plot(accuracies: dict[str, list[list[float]]], path: Path) -> None:
-    """Mean accuracy over epochs, one line a scheme, the range over seeds shaded."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 5), dpi=150, layout="constrained")
+def plot(accuracies: dict[str, list[list[float]]], *paths: Path) -> None:
+    """Draw mean accuracy over epochs, one line per scheme, with the range over seeds shaded."""
+    figure = drawing.blank(9, 5)
     axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    for (text, runs), colour in zip(accuracies.items(), COLOURS, strict=True):
+    for (text, runs), colour in zip(accuracies.items(), OF_LINES, strict=False):
         columns = [[100 * value for value in epoch] for epoch in zip(*runs, strict=True)]
         epochs = range(1, len(columns) + 1)
         axes.plot(epochs, [statistics.mean(c) for c in columns], color=colour, label=SCHEMES[text])
-        axes.fill_between(
-            epochs, [min(c) for c in columns], [max(c) for c in columns], color=colour, alpha=0.12
-        )
+        lowest, highest = [min(c) for c in columns], [max(c) for c in columns]
+        axes.fill_between(epochs, lowest, highest, color=colour, alpha=0.12, linewidth=0)
     axes.set_xticks(range(1, len(columns) + 1))
-    axes.set_xlabel("epoch")
-    axes.set_title("MNIST test accuracy, %: mean and range over seeds", loc="left", weight="bold")
-    axes.grid(axis="y", color="#e4e4e4")
-    axes.legend(frameon=False, loc="lower right")
-    figure.savefig(path)
+    drawing.plain(axes, "MNIST test accuracy, %: mean and range over seeds", "epoch")
+    axes.legend(frameon=False, loc="lower right", labelcolor=INK, fontsize=9)
+    drawing.write(figure, *paths)
+
+
+def redraw(folder: Path) -> None:
+    """Draw the picture of results on file."""
+    runs = json.loads((folder / "quantization.json").read_text())["runs"]
+    accuracies = {text: [run[text]["test_accuracies"] for run in runs] for text in SCHEMES}
+    plot(accuracies, folder / "quantization.png", folder / "quantization.svg")
 
 
 def main() -> None:
@@ -77,7 +81,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--redraw", action="store_true", help="only draw the results on file")
     options = parser.parse_args()
+    if options.redraw:
+        redraw(options.out)
+        return
     runs = []
     for number, seed in enumerate(options.seeds, start=1):
         print(f"seed {seed} ({number} of {len(options.seeds)})", file=sys.stderr, flush=True)
@@ -96,7 +104,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     content = {"schema": 1, "epochs": options.epochs, "seeds": options.seeds, "runs": runs}
     (options.out / "quantization.json").write_text(json.dumps(content, indent=1) + "\n")
-    plot(accuracies, options.out / "quantization.png")
+    redraw(options.out)
 
 
 if __name__ == "__main__":

@@ -12,24 +12,24 @@ from statistics import fmean
 from ..recipe import Cell, Place, Recipe, Study
 
 SCOPES = {"local": "layer", "global": "global"}
-DROPPED = {"90": "0.1", "99": "0.01", "99.9": "0.001"}  # per cent, and the ratio that is sent
+DROPPED = {"90": "0.1", "99": "0.01", "99.9": "0.001"}  # per cent dropped: ratio sent
 MODELS = {"plain": False, "layernorm": True}
 PULLS = {"pull-dense": "Sharded(pull_ratio=1.0)", "pull-sparse": "Sharded()"}
 DENSE = "0 % dropped"
 
 
 def short() -> Sequence[Cell]:
-    """A fifth of the paper's epochs: 1,500 steps."""
+    """Return the recipe with a fifth of the paper's epochs: 1,500 steps."""
     return _cells(_recipe(epochs=4))
 
 
 def paper() -> Sequence[Cell]:
-    """As long as in the paper."""
+    """Return the recipe with as many epochs as in the paper."""
     return _cells(_recipe(epochs=20))
 
 
 def quick() -> Sequence[Cell]:
-    """Small layers and a tenth of the images: to see that everything runs, on a laptop."""
+    """Return a recipe with small layers and a tenth of the images, to check that it runs."""
     return _cells(replace(_recipe(epochs=2), hidden=(256, 256, 256), limit=6000))
 
 
@@ -69,7 +69,7 @@ def _cells(recipe: Recipe) -> list[Cell]:
 
 
 def remarks(found: Mapping[Place, Sequence[float]]) -> list[str]:
-    """Every way to drop against dense training of the same model."""
+    """Compare every way to drop with dense training of the same model."""
     said = []
     for (row, column), accuracies in found.items():
         dense = found.get((DENSE, column))

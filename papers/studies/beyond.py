@@ -1,7 +1,7 @@
-"""Beyond both papers: selections that can be added up on the way, momentum correction, and 0.1 %.
+"""Beyond both papers: selectors whose values can be all-reduced, momentum correction, and 0.1 %.
 
-ResNet-18 on CIFAR-10 with 8 workers, as the short recipe of Table 1 has it, at four learning rates
-for every scheme alike.
+ResNet-18 on CIFAR-10 with 8 workers, as in the short recipe of Table 1, at the same four learning
+rates for every scheme.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _EPOCH = 390  # steps of a dense start
 
 @dataclass(frozen=True)
 class Row:
-    """A scheme of the table: selector and what else its text says, as in Table 1 to share results.
+    """A scheme of the table: a selector and the rest of its text, as in Table 1 to share results.
 
-    Where momentum is in the memory, the optimizer has none. The first `dense` steps send all.
+    If the memory has momentum, the optimizer has none. The first `dense` steps send everything.
     """
 
     heading: str
@@ -44,7 +44,7 @@ class Row:
 
 
 def _ways(heading: str, name: str, selector: str, *more: str) -> tuple[Row, ...]:
-    """By layer; with momentum correction; with that and a dense epoch, or globally."""
+    """Return a scheme's variants: by layer, momentum correction, a dense epoch, globally."""
     plain = Row(heading, name, selector, more)
     better = Row(f"{heading}, corrected", f"{name}-corrected", selector, (_CORRECTED, *more))
     return (
@@ -70,7 +70,7 @@ SHARDED = _ways("Top-k, 1 %, sharded", "sharded", "TopK(0.01)", "collective=Shar
 BLOCK = _ways("Top block, 1 %", "top-block", "TopBlock(0.01)")
 LEADER = _ways("Leader top-k, 1 %", "leader-top-k", "LeaderTopK(0.01)")
 UNION = _ways("Union of top-k, 1 %", "union-top-k", "UnionTopK(0.01)")
-# as many bytes with 8 workers as top-k by all-gather has at 1 %, or fewer
+# with 8 workers no more bytes than top-k by all-gather at 1 %
 MORE = _ways("Union of top-k, 5 %", "union-5", "UnionTopK(0.05)")[:2]
 RANDOM = Row("Random-k, allReduce, 1 %", "random-k", "RandomK(0.01)")
 RUNS = Row("Block-random-k, allReduce, 1 %", "block-random-k", "BlockRandomK(0.01, shared=True)")
@@ -89,8 +89,8 @@ ROWS = (
     *FEW,
 )
 ADDED = (*BLOCK, *LEADER, *UNION, RANDOM)
-# what is asked of some rows, of which the best counts: at most so many points behind another row,
-# or so many before it
+# goals for some rows, of which the best counts: at most so many points behind another row, or at
+# least so many ahead of it
 GOALS = (
     ("top-k at 1 %", TOP, DENSE, 0.2),
     ("an all-reduce at 1 %", ADDED, DENSE, 0.7),
@@ -102,17 +102,17 @@ GOALS = (
 
 
 def short() -> list[Cell]:
-    """30 epochs, 11,700 steps."""
+    """Return the recipe of 30 epochs, 11,700 steps."""
     return _cells(30)
 
 
 def laptop() -> list[Cell]:
-    """The small ResNet, and the steps, of Table 1's recipe of that name."""
+    """Return the recipe of the small ResNet, with the steps of Table 1's laptop recipe."""
     return _cells(LAPTOP, is_small=True)
 
 
 def quick() -> list[Cell]:
-    """Two steps with 32 images at one rate: to see that everything runs."""
+    """Return a recipe of two steps with 32 images at one rate, to check that everything runs."""
     return [replace(cell, recipe=brief(cell.recipe)) for cell in _cells(1, 2, (0.03,))]
 
 
@@ -130,7 +130,7 @@ def _cells(
 
 
 def remarks(found: Mapping[Place, Sequence[float]]) -> list[str]:
-    """Every goal, with every row at its best rate."""
+    """Check every goal, with every row at its best rate."""
     best: dict[str, tuple[float, str]] = {}
     for (row, rate), accuracies in found.items():
         best[row] = max(best.get(row, (0.0, "")), (fmean(accuracies), rate))

@@ -1,7 +1,7 @@
 """Eghlidi and Jaggi 2020: top-k, random-k and block-random-k, by layer and globally, on CIFAR-10.
 
 ResNet-18, 1 % sent, momentum 0.9 and weight decay 1e-4 after the exchange. One-dimensional tensors
-travel whole, without which random selection diverges (`eghlidi2020-divergence`).
+are sent densely; otherwise random selection diverges (`eghlidi2020-divergence`).
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ PUBLISHED = {
     "Block-random-k, allReduce": (93.16, 92.50, 90.80, 90.63, 91.18, 88.20, 79.00, 78.11),
 }
 RATES = (0.01, 0.03, 0.1, 0.3)
-LAPTOP = 10  # epochs there, 3,900 steps
-_BATCH = 128  # of all workers together in the short recipes, of each in the paper's
+LAPTOP = 10  # epochs of the laptop recipes, 3,900 steps
+_BATCH = 128  # of all workers together in the short recipes, of each worker in the paper's
 
 
 def recipe_of(workers: int, epochs: int, rate: float, is_small: bool = False) -> Recipe:
-    """The batch cut among the workers, so that all numbers of them take the same steps."""
+    """Return a recipe with one batch divided among the workers: as many steps for any number of
+    them."""
     return Recipe(
         problem="cifar10",
         workers=workers,
@@ -57,9 +58,9 @@ def recipe_of(workers: int, epochs: int, rate: float, is_small: bool = False) ->
 
 
 def corrected(recipe: Recipe) -> Recipe:
-    """The same with the momentum in the memory.
+    """Return the recipe with momentum in the memory instead of the optimizer.
 
-    An optimizer without momentum does not amplify weight decay, so it is given as much more.
+    An optimizer without momentum does not amplify weight decay, which is therefore increased.
     """
     decay = round(recipe.weight_decay / (1 - recipe.momentum), 9)
     return replace(recipe, momentum=0.0, weight_decay=decay)
@@ -71,7 +72,7 @@ def _rate(row: str, scope: str) -> float:
 
 
 def paper() -> list[Cell]:
-    """The paper's own: 300 epochs, 128 images per worker, the rate times the number of workers."""
+    """Return the paper's recipe: 300 epochs, 128 images per worker, rate 0.1 or 0.01 times W."""
 
     def made(row: str, scope: str, workers: int) -> Recipe:
         recipe = recipe_of(workers, 300, _rate(row, scope) * workers)
@@ -81,12 +82,12 @@ def paper() -> list[Cell]:
 
 
 def short() -> list[Cell]:
-    """A tenth of the epochs, 128 images for all workers together: 11,700 steps for everybody."""
+    """Return the recipe with a tenth of the epochs, 128 images for all workers: 11,700 steps."""
     return [_cell(*spot, recipe_of(spot[2], 30, _rate(*spot[:2]))) for spot in _spots(WORKERS)]
 
 
 def laptop() -> list[Cell]:
-    """A small ResNet for 10 epochs, 3,900 steps: minutes each on a single core."""
+    """Return the recipe of a small ResNet, 10 epochs, 3,900 steps: minutes each on one core."""
     return [
         _cell(*spot, recipe_of(spot[2], LAPTOP, _rate(*spot[:2]), is_small=True))
         for spot in _spots(WORKERS)
@@ -94,23 +95,23 @@ def laptop() -> list[Cell]:
 
 
 def tuned() -> list[Cell]:
-    """The short recipe with the best rate of `eghlidi2020-rates` for every scheme."""
+    """Return the short recipe with the best rate of `eghlidi2020-rates` for every scheme."""
     best = best_rates(usual_store("eghlidi2020", "eghlidi2020-rates"))
     return [_cell(*spot, recipe_of(spot[2], 30, best[spot[:2]])) for spot in _spots(WORKERS)]
 
 
 def quick() -> list[Cell]:
-    """Two steps with 32 images, tested on as few: to see that everything runs."""
+    """Return a recipe of two steps with 32 images, tested on 32, to check that everything runs."""
     return [_cell(*spot, brief(recipe_of(spot[2], 1, _rate(*spot[:2])))) for spot in _spots((1, 2))]
 
 
 def brief(recipe: Recipe) -> Recipe:
-    """Only so much of a recipe that everything runs once."""
+    """Shorten a recipe to the least that runs everything once."""
     return replace(recipe, batch=32 // recipe.workers, limit=64, drops=())
 
 
 def best_rates(store: Store) -> dict[tuple[str, str], float]:
-    """For every scheme and scope the rate with the best accuracy on file."""
+    """Return the rate with the best stored accuracy for every scheme and scope."""
     best: dict[tuple[str, str], tuple[float, float]] = {}
     for (row, scope), rate, cell in _rate_cells():
         results = [r for r in store.find_all(cell) if not (r["diverged"] or is_doubted(r))]
@@ -126,7 +127,7 @@ def best_rates(store: Store) -> dict[tuple[str, str], float]:
 
 
 def _spots(numbers: Sequence[int]) -> Iterator[tuple[str, str, int]]:
-    """Row, scope and workers of every training; standard SGD has no scope, one worker no peers."""
+    """Return row, scope and workers of every training; standard SGD has no scope."""
     for workers in numbers:
         for row in SCHEMES:
             for scope in SCOPES[:1] if row == STANDARD else SCOPES:
@@ -135,7 +136,7 @@ def _spots(numbers: Sequence[int]) -> Iterator[tuple[str, str, int]]:
 
 
 def _cell(row: str, scope: str, workers: int, recipe: Recipe) -> Cell:
-    """A training and its places; with one worker, gathering and adding up are the same."""
+    """Return a cell; with one worker, it stands for both all-gather and all-reduce."""
     rows = [row]
     if workers == 1 and row.endswith("allGather"):
         rows.append(row.replace("allGather", "allReduce"))
@@ -151,7 +152,7 @@ def _cell(row: str, scope: str, workers: int, recipe: Recipe) -> Cell:
 
 
 def column(scope: str, workers: int) -> str:
-    """The heading over a scope and a number of workers."""
+    """Return the heading of the column for a scope and a number of workers."""
     return f"{scope}, W={workers}"
 
 
@@ -178,22 +179,22 @@ def _rate_cells(
 
 
 def rates() -> list[Cell]:
-    """The same four rates for everybody, 8 workers, 12 epochs."""
+    """Return the cells of the rates study: the same four rates for all, 8 workers, 12 epochs."""
     return [cell for _, _, cell in _rate_cells()]
 
 
 def laptop_rates() -> list[Cell]:
-    """The same for the small ResNet, with the steps of its Table 1."""
+    """Return the same cells for the small ResNet, with the steps of its Table 1."""
     return [cell for _, _, cell in _rate_cells(LAPTOP, is_small=True)]
 
 
 _WHOLE, _SPARSIFIED = "1-D tensors whole", "1-D tensors sparsified"
 _BEFORE = "whole, momentum before the exchange"
-_CHANCE = 15.0  # of ten classes; what learns nothing stays below it
+_CHANCE = 15.0  # with ten classes; a model that learns nothing stays below it
 
 
 def divergence(is_small: bool = False) -> list[Cell]:
-    """Where 1-D tensors and momentum stand: one worker, 5 epochs at the paper's rate of 0.1."""
+    """Return the cells for 1-D tensors and the place of momentum: one worker, 5 epochs."""
     cells = []
     for row in ("Top-k", "Random-k, allGather", "Block-random-k, allGather"):
         name, selector = SCHEMES[row]
@@ -219,7 +220,8 @@ def divergence(is_small: bool = False) -> list[Cell]:
 
 
 def remarks(found: Mapping[Place, Sequence[float]]) -> list[str]:
-    """What the paper says of Table 1, checked pair by pair, and every row's distance to dense."""
+    """Check the paper's claims about Table 1 pair by pair, and list every row's distance from
+    dense."""
     means = {place: fmean(values) for place, values in found.items()}
     layer, everywhere = (
         {(row, w): (row, column(scope, w)) for row in SCHEMES for w in WORKERS} for scope in SCOPES
@@ -278,7 +280,7 @@ def _ordering(
 
 
 def _growth(claim: str, means: Mapping[Place, float]) -> str:
-    """By how much all-gather is better for blocks, from few workers to many."""
+    """Return by how much all-gather is better for blocks, from few workers to many."""
     said = []
     for scope in SCOPES:
         gaps = [
@@ -295,7 +297,7 @@ def _growth(claim: str, means: Mapping[Place, float]) -> str:
 
 
 def _best(found: Mapping[Place, Sequence[float]]) -> list[str]:
-    """The best rate of every row."""
+    """Return the best rate of every row."""
     rows = dict.fromkeys(row for row, _ in found)
     said = []
     for row in rows:
@@ -306,7 +308,7 @@ def _best(found: Mapping[Place, Sequence[float]]) -> list[str]:
 
 
 def _placement(found: Mapping[Place, Sequence[float]]) -> list[str]:
-    """What becomes of every row if 1-D tensors are sparsified, or if momentum comes first."""
+    """Say what changes in every row if 1-D tensors are sparsified, or if momentum comes first."""
     means = {place: fmean(values) for place, values in found.items()}
     said = []
     for row in dict.fromkeys(row for row, _ in found):

@@ -1,7 +1,7 @@
-"""CIFAR-10: finding, fetching and reading the data, its augmentation, and the model that learns it.
+"""CIFAR-10: finding, downloading and reading the data, its augmentation, and the model.
 
-All images lie in memory as bytes, on the device that trains. Everything random about an epoch
-(order, crops, flips) is a table that follows from (seed, epoch) alone, so a batch is one lookup.
+All images are in memory as bytes, on the device that trains. All random choices of an epoch (order,
+crops, flips) are a table that follows from (seed, epoch) alone, so a batch is one lookup.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SIDE = 32
 PADDING = 4
 BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
-MD5 = "c32a1d4ab5d03f1284b67883e8d87530"  # as the page beside it says
+MD5 = "c32a1d4ab5d03f1284b67883e8d87530"  # from the page of the data set
 _RECORD = 1 + 3 * SIDE * SIDE  # a label, then the three colours
 _FOLDERS = ("", "cifar-10-batches-bin", "cifar-10-batches-py")
 _MEAN, _DEVIATION = (
@@ -49,15 +49,14 @@ class Examples:
         return len(self.labels)
 
     def padded(self) -> Examples:
-        """The same with a black border, to cut crops from."""
+        """Return the images with a black border, to be cropped."""
         border = (0, 0, PADDING, PADDING, PADDING, PADDING)
         return Examples(nn.functional.pad(self.images, border), self.labels)
 
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalised crops of 32 × 32 pixels, flipped or not, and labels.
+        """Return normalised crops of 32 × 32 pixels, flipped or not, and labels.
 
-        Args:
-            rows: index, top, left and flip (0 or 1) of every example, as `visit` gives them.
+        Args: rows: index, top, left and flip (0 or 1) of every example, as from `visit`.
         """
         chosen, top, left, flip = rows.unbind(1)
         places = torch.arange(SIDE, device=rows.device)
@@ -67,7 +66,7 @@ class Examples:
         return _normalised(crops), self.labels[chosen]
 
     def whole(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Normalised images from `start` to `stop` as they are, and labels."""
+        """Return normalised images from `start` to `stop`, not augmented, and labels."""
         return _normalised(self.images[start:stop]), self.labels[start:stop]
 
 
@@ -80,13 +79,13 @@ class Data:
 
 
 def find(given: Path | None = None) -> Path:
-    """The folder with the six batches, binary or python.
+    """Return the folder with the six batches, binary or python.
 
-    Looked for in `given` alone if there is one, else in ``$SPARSEWIRE_DATA/cifar10`` and
-    ``./data/cifar10``; in each also in the folder that the published archives make.
+    Searches `given` if there is one, or else ``$SPARSEWIRE_DATA/cifar10`` and ``./data/cifar10``,
+    and in each of these also the folder that the published archives create.
 
     Raises:
-        DataError: they are nowhere to be found.
+        DataError: they were not found.
     """
     if given is not None:
         places = [given]
@@ -107,10 +106,10 @@ def find(given: Path | None = None) -> Path:
 
 
 def download(folder: Path) -> Path:
-    """Fetch the published archive, check it, and write its six batches into `folder`.
+    """Download the published archive, check it, and write its six batches into `folder`.
 
     Raises:
-        DataError: there is no way to it, or it is not the archive that was published.
+        DataError: it cannot be reached, or is not the published archive.
     """
     folder.mkdir(parents=True, exist_ok=True)
     archive = folder / "cifar-10-binary.tar.gz.part"
@@ -177,20 +176,20 @@ def _read_python(path: Path) -> Examples:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes arrays and plain containers, and nothing else that a pickle may ask for."""
+    """Creates arrays and plain containers, and refuses everything else in a pickle."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
-            return np.ndarray.__reduce__(np.empty(0))[0]  # numpy's own, wherever it lives
+            return np.ndarray.__reduce__(np.empty(0))[0]  # numpy's own, in any module
         if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
             return getattr(np, name)
-        if (module, name) == ("_codecs", "encode"):  # bytes, as Python 3 writes them for 2
+        if (module, name) == ("_codecs", "encode"):  # bytes, as Python 3 writes them for Python 2
             return lambda text, _: text.encode("latin-1")
         raise pickle.UnpicklingError(f"it asks for {module}.{name}")
 
 
 def _examples(path: Path, pixels: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> Examples:
-    """By colour, as the files have them, to by pixel."""
+    """Convert images from the order of the files, by colour, to the order by pixel."""
     if labels.min() < 0 or labels.max() >= CLASSES:
         raise DataError(f"{path} holds labels other than 0 to 9: replace it by a fresh copy")
     images = pixels.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
@@ -201,14 +200,14 @@ def _examples(path: Path, pixels: np.ndarray[Any, Any], labels: np.ndarray[Any, 
 
 
 def build(seed: int, is_small: bool = False) -> nn.Sequential:
-    """ResNet-18, or the small ResNet-10, the same for the same `seed`."""
+    """Return ResNet-18 or the small ResNet-10, the same for the same `seed`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return (resnet10 if is_small else resnet18)(CLASSES)
 
 
 def visit(seed: int, epoch: int, size: int) -> Tensor:
-    """How `epoch` visits `size` examples: a row of index, top, left and flip for each.
+    """Return how `epoch` visits `size` examples: a row of index, top, left and flip for each.
 
     Crops of a padded image, and flips, are uniform: the augmentation of He et al. 2016.
     """
@@ -220,13 +219,13 @@ def visit(seed: int, epoch: int, size: int) -> Tensor:
 
 
 def _normalised(images: Tensor) -> Tensor:
-    """Bytes by pixel as floats by colour, stored by pixel still (`channels_last`)."""
+    """Return bytes by pixel as floats by colour, still stored by pixel (`channels_last`)."""
     mean, scale = _scales(images.device)
     return images.float().sub_(mean).mul_(scale).permute(0, 3, 1, 2)
 
 
 @cache
 def _scales(device: torch.device) -> tuple[Tensor, Tensor]:
-    """What bytes are shifted and multiplied by; kept, since a copy to a GPU would wait for it."""
+    """Return shift and scale of bytes; kept, because a copy to a GPU would wait for it."""
     mean, deviation = torch.tensor([_MEAN, _DEVIATION], dtype=torch.float64) * 255
     return mean.float().to(device), (1 / deviation).float().to(device)

@@ -1,4 +1,4 @@
-"""Characters: a text in numbers, of which a small GPT learns to predict the next one."""
+"""Characters: a text as numbers, on which a small GPT is trained to predict the next character."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor
 from sparsewire.tools.tasks.idx import DataError
 
 TEXT = "tinyshakespeare.txt"
-_TRAINED = 0.9  # of the text; what follows is for validation
+_TRAINED = 0.9  # of the text for training; the rest is for validation
 
 
 @dataclass(frozen=True)
 class Data:
-    """A text in numbers: both parts, and how many different characters there are."""
+    """A text as numbers: training and validation part, and the number of different characters."""
 
     train: Tensor
     val: Tensor
@@ -26,12 +26,12 @@ class Data:
 
 
 def find(given: Path | None = None) -> Path:
-    """The file with the text, packed by gzip or not.
+    """Return the file with the text, gzipped or not.
 
-    Looked for in `given` alone if there is one, else in ``$SPARSEWIRE_DATA/lm`` and ``./data/lm``.
+    Searches `given` if there is one, or else ``$SPARSEWIRE_DATA/lm`` and ``./data/lm``.
 
     Raises:
-        DataError: it is nowhere to be found.
+        DataError: it was not found.
     """
     places = [given] if given is not None else [Path("data/lm")]
     if given is None and os.environ.get("SPARSEWIRE_DATA"):

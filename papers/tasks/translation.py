@@ -1,8 +1,9 @@
-"""Sentence pairs: finding and reading them, the subwords they are cut into, and their BLEU.
+"""Sentence pairs: finding and reading them, their subwords, and BLEU.
 
-A corpus is plain text, one sentence a line. Both languages share one vocabulary, which is learnt
-from the training text alone. All sentences have the same room, so that a step always has the same
-shape. What is random about an epoch (order, words left out) is a table from (seed, epoch) alone.
+A corpus is plain text with one sentence per line. Both languages share one vocabulary, which is
+learned from the training text alone. All sentences are padded to the same length, so that every
+step has the same shapes. All random choices of an epoch (order, words left out) are a table that
+follows from (seed, epoch) alone.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
 
 PAD, UNKNOWN, BEGIN, END = range(4)
-NO_LABEL = -100  # what torch's cross entropy leaves out
-LONGEST = 62  # subwords whose fate fits into one integer
-LEFT_OUT = 0.1  # the share of words that a model is not shown in training
+NO_LABEL = -100  # the label that torch's cross entropy ignores
+LONGEST = 62  # subwords that one integer has bits for
+LEFT_OUT = 0.1  # the share of words that are left out in training
 _SPLITS = {"train": ("train",), "val": ("val", "valid", "dev"), "test": ("test",)}
 
 
 class LibraryError(SparsewireError):
-    """A library is not installed that only this task needs."""
+    """A library that only this task needs is not installed."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A published set of sentence pairs, and the direction in which it is translated.
+    """A published set of sentence pairs, and the direction of translation.
 
-    `test` is the name of its test set where there are several.
+    `test` is the name of its test set if there are several.
     """
 
     name: str
@@ -70,13 +71,13 @@ class Pairs:
         return len(self.source)
 
     def first(self, count: int | None) -> Pairs:
-        """The first `count` of them; all if that is None."""
+        """Return the first `count` pairs; all if it is None."""
         return Pairs(self.source[:count], self.target[:count])
 
 
 @dataclass(frozen=True)
 class Text:
-    """The three parts of a corpus."""
+    """The three parts of a corpus: training, validation, test."""
 
     train: Pairs
     val: Pairs
@@ -84,13 +85,13 @@ class Text:
 
 
 def find(corpus: Corpus, given: Path | None = None) -> Path:
-    """The folder with the six files of `corpus`.
+    """Return the folder with the six files of `corpus`.
 
-    Looked for in `given` alone if there is one, else in ``$SPARSEWIRE_DATA`` and ``./data``;
-    in each in the folder of the corpus's name, and in ``raw`` in there.
+    Searches `given` if there is one, or else ``$SPARSEWIRE_DATA`` and ``./data``; in each of these
+    the folder of the corpus's name, and ``raw`` inside it.
 
     Raises:
-        DataError: some of the files are nowhere to be found.
+        DataError: some of the files were not found.
     """
     if given is not None:
         places = [given / corpus.name, given]
@@ -130,7 +131,7 @@ def read(corpus: Corpus, folder: Path) -> Text:
 
 
 def _parts(corpus: Corpus) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The names that a file may have, and its language: for every split both of them."""
+    """Return possible file names and the language, for both languages of every split."""
     for split, names in _SPLITS.items():
         for language in (corpus.source, corpus.target):
             yield (corpus.test, *names) if split == "test" else names, language
@@ -155,9 +156,10 @@ def _lines(path: Path) -> list[str]:
 
 
 class Subwords:
-    """A vocabulary of byte pairs that both languages share, learnt from `sentences`.
+    """A vocabulary of byte pairs that both languages share, learned from `sentences`.
 
-    It is the same for the same sentences, and has fewer than `size` subwords if they hold no more.
+    It is the same for the same sentences. It has fewer than `size` subwords if the sentences have
+    no more.
     """
 
     def __init__(self, sentences: Sequence[str], size: int) -> None:
@@ -185,12 +187,12 @@ class Subwords:
         return int(self._processor.get_piece_size())
 
     def write(self, sentences: Sequence[str]) -> list[list[int]]:
-        """Every sentence as numbers of subwords."""
+        """Return every sentence as the numbers of its subwords."""
         found: list[list[int]] = self._processor.encode(list(sentences))
         return found
 
     def read(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """Sentences from numbers, each up to its end."""
+        """Return sentences from numbers, each up to its end."""
         kept = [row[: row.index(END)] if END in row else row for row in map(list, rows)]
         found: list[str] = self._processor.decode(kept)
         return found
@@ -211,11 +213,10 @@ class Examples:
         return Examples(self.sources.to(device), self.targets.to(device))
 
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Sources and targets side by side with words left out, and the words that come next.
+        """Return sources and targets side by side with words left out, and the words to predict.
 
-        Args:
-            rows: index of every pair, and a bit for each of its words in both languages that is
-                left out, as `visit` gives them.
+        Args: rows: for every pair its index, and a bit for each word of either language that is
+        left out, as from `visit`.
         """
         pairs, labels = self.whole(rows[:, 0])
         places = torch.arange(pairs.shape[2], device=rows.device)
@@ -231,7 +232,7 @@ class Examples:
 
 
 def fit(pairs: Pairs, subwords: Subwords, length: int) -> tuple[Examples, int]:
-    """Pairs of at most `length` subwords with their ends, and how many were longer."""
+    """Return the pairs of at most `length` subwords with their ends, and how many were longer."""
     both = zip(subwords.write(pairs.source), subwords.write(pairs.target), strict=True)
     short = [pair for pair in both if max(map(len, pair)) < length]
     sources = _table([[*source, END] for source, _ in short], length)
@@ -240,7 +241,7 @@ def fit(pairs: Pairs, subwords: Subwords, length: int) -> tuple[Examples, int]:
 
 
 def cut(sentences: Sequence[str], subwords: Subwords, length: int) -> Tensor:
-    """Sentences as numbers, those that are too long without their ends."""
+    """Return sentences as numbers; sentences that are too long are cut, without their ends."""
     return _table([[*row[: length - 1], END] for row in subwords.write(sentences)], length)
 
 
@@ -251,7 +252,8 @@ def _table(rows: Sequence[Sequence[int]], length: int) -> Tensor:
 
 
 def visit(seed: int, epoch: int, size: int, length: int) -> Tensor:
-    """How `epoch` visits `size` pairs: index, and the words left out on either side, as bits."""
+    """Return how `epoch` visits `size` pairs: index, and the words left out on either side, as
+    bits."""
     if length > LONGEST:
         raise ValueError(f"sentences have room for {length} subwords; at most {LONGEST} work")
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
@@ -261,24 +263,24 @@ def visit(seed: int, epoch: int, size: int, length: int) -> Tensor:
 
 
 class Judge:
-    """BLEU against one reference each, by sacrebleu; `signature` says how it is counted."""
+    """BLEU against one reference each, by sacrebleu; `signature` describes how it is computed."""
 
     def __init__(self, references: Sequence[str]) -> None:
         self._metric: BLEU = _bleu()(references=[list(references)])
         self.signature = ""
 
     def score(self, translations: Sequence[str]) -> float:
-        """From 0 to 100."""
+        """Return BLEU, from 0 to 100."""
         found = float(self._metric.corpus_score(list(translations), None).score)
         self.signature = str(self._metric.get_signature())
         return found
 
 
 def check_libraries() -> None:
-    """See that all is there, before time is spent.
+    """Check, before training, that the libraries are installed.
 
     Raises:
-        LibraryError: something is not.
+        LibraryError: one is not.
     """
     _sentencepiece()
     _bleu()

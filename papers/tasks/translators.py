@@ -1,8 +1,8 @@
 """Models that translate: an attentional encoder–decoder and a transformer, both small.
 
-Both come with layer normalisation or without, and share one matrix between the words that they
-read, those that they write, and the output. Shapes never depend on what a sentence holds, and
-nothing waits for the device, so a training step can be captured.
+Both can have layer normalisation, and share one matrix for source embeddings, target embeddings and
+the output. Shapes do not depend on the sentences, and nothing waits for the device, so a training
+step can be captured.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HEADS = 4
 
 
 class Translator(nn.Module, ABC):
-    """What both have in common; `forward` takes sources and targets side by side, as a batch."""
+    """Base class of both; `forward` takes sources and targets side by side, as a batch."""
 
     def __init__(self, words: int, width: int) -> None:
         super().__init__()
@@ -30,35 +30,35 @@ class Translator(nn.Module, ABC):
         nn.init.normal_(self.words.weight, std=width**-0.5)
 
     def forward(self, pairs: Tensor) -> Tensor:
-        """The scores of every word at every place of the targets."""
+        """Return the scores of every word at every position of the targets."""
         sources, targets = pairs.unbind(1)
         return self.answer(self.decode(self.encode(sources), sources != PAD, targets))
 
     @abstractmethod
     def encode(self, sources: Tensor) -> Tensor:
-        """What is remembered of every place of the sources."""
+        """Return the encoding of every position of the sources."""
 
     @abstractmethod
     def decode(self, memory: Tensor, is_word: Tensor, targets: Tensor) -> Tensor:
-        """What is known at every place of the targets, of those before it and the sources."""
+        """Return the state at every position of the targets, given the targets before it."""
 
     def answer(self, hidden: Tensor) -> Tensor:
-        """The scores of every word."""
+        """Return the scores of every word."""
         return functional.linear(hidden, self.words.weight)
 
     def embed(self, sentences: Tensor) -> Tensor:
-        """Words as vectors, with components near one."""
+        """Return words as vectors, with components near one."""
         found: Tensor = self.words(sentences) * math.sqrt(self.words.embedding_dim)
         return found
 
 
 class Recurrent(Translator):
-    """GRUs in both directions read, another writes, and looks at what was read after the fact.
+    """A bidirectional GRU encodes, and another GRU decodes, with attention after its steps.
 
-    Layer normalisation: of the embeddings, of what was read, and of what is written.
+    Layer normalisation applies to the embeddings, the encodings and the outputs of the decoder.
 
-    Reference: Luong et al. 2015, global attention, without feeding it back: so a whole target is
-    one call.
+    Reference: Luong et al. 2015, global attention without input feeding, so that a whole target is
+        one call.
     """
 
     def __init__(self, words: int, width: int, normalised: bool) -> None:
@@ -71,7 +71,7 @@ class Recurrent(Translator):
         self.embedded, self.read, self.mixed = (_norm(width, normalised) for _ in range(3))
 
     def encode(self, sources: Tensor) -> Tensor:
-        # Padding is zero. Reading backwards begins there, which makes for a first state.
+        # Padding is zero. The backward direction begins there, which gives it a first state.
         is_word = (sources != PAD)[:, :, None]
         found: Tensor = self.read(_recur(self.reader, self.embedded(self.embed(sources)) * is_word))
         return found
@@ -88,10 +88,10 @@ class Recurrent(Translator):
 
 
 class Transformer(Translator):
-    """Self-attention on both sides, attention between them.
+    """Self-attention on both sides, and attention between them.
 
-    With layer normalisation it stands before every block. Without, blocks begin small enough for
-    the sum of all not to grow.
+    With layer normalisation, it comes before every block. Without it, blocks begin with an output
+    that is small enough for the sum not to grow.
 
     Reference: Vaswani et al. 2017.
     """
@@ -119,7 +119,7 @@ class Transformer(Translator):
         return found
 
     def decode(self, memory: Tensor, is_word: Tensor, targets: Tensor) -> Tensor:
-        # Padding comes last, so that no word sees any.
+        # Padding comes last, so that no word attends to it.
         hidden, mask = self._placed(targets), _mask(is_word)
         for layer in self.writer:
             hidden = layer(hidden, None, memory, mask)
@@ -131,7 +131,7 @@ class Transformer(Translator):
 
 
 class _Layer(nn.Module):
-    """Attention to oneself, if asked for to another, and two matrices."""
+    """Self-attention, attention to the encoder if asked for, and two matrices."""
 
     def __init__(self, width: int, normalised: bool, looks_across: bool) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class _Layer(nn.Module):
 
 
 class _Attention(nn.Module):
-    """With four heads; without a mask, nobody sees what comes later."""
+    """Attention with four heads; without a mask, it is causal."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -184,7 +184,7 @@ def build(
     normalised: bool,
     seed: int,
 ) -> Translator:
-    """A model of `words` subwords, the same for the same `seed`."""
+    """Return a model of `words` subwords, the same for the same `seed`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if model == "rnn":
@@ -194,7 +194,7 @@ def build(
 
 @torch.no_grad()
 def translate(model: Translator, sources: Tensor) -> Tensor:
-    """The likeliest word at every place, given those before; as many places as in `sources`."""
+    """Return the likeliest word at every position, given those before; as many as in `sources`."""
     memory, is_word = model.encode(sources), sources != PAD
     length = sources.shape[1]
     targets = torch.full_like(sources[:, :1], BEGIN).repeat(1, length + 1)
@@ -208,7 +208,7 @@ def translate(model: Translator, sources: Tensor) -> Tensor:
 
 
 def _mask(is_word: Tensor) -> Tensor:
-    """What is added to the scores of attention, so that nobody looks at padding."""
+    """Return what to add to the scores of attention so that padding is ignored."""
     zeros = torch.zeros_like(is_word, dtype=torch.float32)
     return zeros.masked_fill(~is_word, -math.inf)[:, None, None, :]
 
@@ -218,15 +218,15 @@ def _norm(width: int, normalised: bool) -> nn.Module:
 
 
 def _recur(gru: nn.GRU, inputs: Tensor, first: Tensor | None = None) -> Tensor:
-    """All states of a GRU, in float32: under autocast cuDNN would take float16 for them."""
+    """Return all states of a GRU, in float32: under autocast cuDNN would use float16 for them."""
     with torch.autocast(inputs.device.type, enabled=False), warnings.catch_warnings():
-        # The weights lie where the exchange wants them, and not as cuDNN does; it copies them.
+        # The weights are stored for the exchange, in another order than cuDNN's, which copies them.
         warnings.filterwarnings("ignore", message="RNN module weights are not part of single")
         found: Tensor = gru(inputs.float(), None if first is None else first.float())[0]
     return found
 
 
 def _waves(length: int, width: int) -> Tensor:
-    """Sines and cosines that tell places apart."""
+    """Return sines and cosines that encode positions."""
     angles = torch.arange(length)[:, None] * 1e4 ** (-torch.arange(0, width, 2) / width)
     return torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1)

@@ -1,8 +1,8 @@
 """The five steps for one flat gradient: accumulate, select, encode, communicate, decode.
 
-`Exchange.run` is a routine: a generator that yields what it wants communicated and is sent the
-answers. It knows nothing of networks, threads or devices; the drivers in `groups/` carry its
-requests. The last three steps are the collective's, in `collectives/`.
+`Exchange.run` is a routine: a generator that yields communication requests and receives the
+answers. It contains no network, thread or device code; the drivers in `groups/` carry out the
+requests. The last three steps belong to the collective, in `collectives/`.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from .workspace import Workspace
 
 @dataclass(frozen=True)
 class Call:
-    """Which exchange this is: the `step` and `bucket`, seen from `rank`.
+    """Identifies one exchange: the `step` and `bucket`, on rank `rank`.
 
-    `opens`: it is the first one of its step. `odd_local`: see `Header`. `who`: what errors call
-    those that exchange.
+    `opens` is True for the first exchange of a step. For `odd_local` see `Header`. `who` is what
+    errors call the members of the group.
     """
 
     step: int
@@ -63,7 +63,7 @@ class Call:
 
 @dataclass(frozen=True)
 class NonFinite:
-    """NaN or infinity, by rank and first parameter."""
+    """NaN or infinity, as a rank and its first such parameter."""
 
     parameters: Mapping[int, str]
     who: str = "rank"
@@ -74,9 +74,9 @@ class NonFinite:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one rank found in one exchange; on a GPU not known until somebody looks.
+    """What one rank found in one exchange; on a GPU it is not read before somebody needs it.
 
-    `returned` is what was put back into the residual of the values that were `selection` from it.
+    `returned` is the part of the values in `selection` that was put back into the residual.
     """
 
     segments: Segments
@@ -88,15 +88,16 @@ class Finding:
 
 
 class Exchange:
-    """Runs a scheme over gradients cut into `segments`, among `world_size` ranks.
+    """Runs a scheme over gradients, partitioned into `segments`, among `world_size` ranks.
 
     Arguments:
-        scheme: says how.
-        segments: how the flat gradient is cut.
-        world_size: how many ranks exchange.
-        dtype: of the gradient, in which sums are made.
-        skips_unused: a parameter whose gradient is zero on all ranks is left out, state included,
-            because DDP will not hand its mean to the optimizer (`find_unused_parameters`).
+        scheme: what to send, and how.
+        segments: the partition of the flat gradient.
+        world_size: the number of ranks that exchange.
+        dtype: the type of the gradient, in which sums are made.
+        skips_unused: if True, a parameter whose gradient is zero on all ranks is left out, state
+            included, because DDP does not pass its mean to the optimizer
+            (`find_unused_parameters`).
     """
 
     def __init__(
@@ -117,14 +118,14 @@ class Exchange:
 
     @cached_property
     def layout(self) -> MessageLayout:
-        """The layout of one message with all that a rank sends."""
+        """The layout of one message with everything that a rank sends."""
         return MessageLayout(self._coding.indices, self._coding.values, self.segments)
 
     @cached_property
     def _coding(self) -> Coding:
         selector = self.scheme.selector
         negotiated = selector.coordination is Coordination.NEGOTIATED
-        indices = Implied() if negotiated else self.scheme.indices  # all know them already
+        indices = Implied() if negotiated else self.scheme.indices  # all ranks know them already
         return Coding(selector, indices, self.scheme.values)
 
     @cached_property
@@ -134,13 +135,13 @@ class Exchange:
 
     @cached_property
     def negotiation(self) -> NegotiationPlan | None:
-        """What ranks tell each other before they select, if anything."""
+        """The sizes of the negotiation before the selection, if there is one."""
         indices = self.scheme.indices
         return self.scheme.selector.negotiation(indices, self.segments, self.world_size)
 
     @property
     def traffic(self) -> int:
-        """Bytes each rank sends in the first exchange of a step, as many as it receives."""
+        """The bytes that each rank sends in the first exchange of a step; it receives as many."""
         flags = bytes_with_checksum(len(self.segments.params)) if self.skips_unused else 0
         ahead = HEADER_BYTES + flags
         negotiated = self.negotiation.traffic if self.negotiation else 0
@@ -162,10 +163,10 @@ class Exchange:
     def run(
         self, gradient: Tensor, state: StepState, call: Call, counters: Counters, work: Workspace
     ) -> Routine[Finding]:
-        """Exchange one flat gradient, which ends up holding the mean over all ranks.
+        """Exchange one flat gradient, which then holds the mean over all ranks.
 
-        Reads `state.before` and writes `state.after`; the caller keeps `after` or discards it once
-        the ranks `agree`. `work` belongs to this rank, and may serve many exchanges in turn.
+        Reads `state.before` and writes `state.after`. The caller keeps `after` or discards it once
+        the ranks `agree`. `work` belongs to this rank and may be used for many exchanges in turn.
         """
         yield from self._compare_headers(call, gradient.device, work)
         context = self.context(call)
@@ -211,7 +212,7 @@ class Exchange:
         return Finding(self.segments, context, corruption, non_finite, selection, returned)
 
     def context(self, call: Call) -> Context:
-        """Return what the checksums of all messages of this exchange are keyed with."""
+        """Return the context that keys the checksums of all messages of this exchange."""
         return Context(call.step, call.bucket, *self._fingerprints)
 
     @cached_property
@@ -223,7 +224,7 @@ class Exchange:
         )
 
     def header(self, call: Call) -> Header:
-        """Return what this rank says about the exchange before it sends anything else."""
+        """Return this rank's header, which is sent before anything else."""
         place = call.rank, call.step, call.bucket
         length = self.layout.nbytes
         return Header(*place, *self._fingerprints, length, odd_local=call.odd_local)
@@ -231,18 +232,18 @@ class Exchange:
     def compares_headers(self, call: Call, device: torch.device, work: Workspace) -> bool:
         """Return whether ranks compare headers before they send anything else.
 
-        On a CPU at the first exchange of every step. On a GPU, where looking at an answer waits for
-        the device, only at the first of this scheme and layout.
+        On a CPU they do so in the first exchange of every step. On a GPU, where reading an answer
+        waits for the device, only the first time that this scheme and layout are used.
         """
         is_known = self._fingerprints in work.met
         return not is_known or (call.opens and device.type == "cpu")
 
     def met(self, work: Workspace) -> None:
-        """Note that the headers of this scheme and layout were compared."""
+        """Note that the headers of this scheme and layout have been compared."""
         work.met.add(self._fingerprints)
 
     def _compare_headers(self, call: Call, device: torch.device, work: Workspace) -> Routine[None]:
-        """Make sure that all ranks are about to exchange the same."""
+        """Check that all ranks are about to exchange the same."""
         if self.compares_headers(call, device, work):
             header = self.header(call)
             headers = yield from gather_headers(header, who=call.who)
@@ -295,17 +296,17 @@ class Exchange:
         return RandomKey(self.scheme.seed, call.step, call.rank)
 
     def _count(self, selection: Selection, counters: Counters) -> None:
-        """Count the coordinates that were selected, and note the norms of what came in."""
+        """Count the selected coordinates, and note the norms of the gradient."""
         counters.accumulated[self.segments.params] = selection.squares
         counters.non_finite = selection.non_finite
         counters.aimed_at += sum(segment.count for segment in self.segments.sparse)
         counters.selected = counters.selected + selection.count
 
-    # -- state that is not as the gradient is ----------------------------------------------------
+    # -- state in another type than the gradient --------------------------------------------------
 
     def _restore(self, unused: Sequence[ParamSlice], state: StepState, rank: int) -> None:
-        """Leave the state of unused parameters as it was, even where a codec reads a zero as
-        something else."""
+        """Restore the state of unused parameters, even if a codec decodes their zeros as another
+        value."""
         names = {param.name for param in unused}
         for key, segments in self.fields(rank).items() if names else ():
             if key not in state.before:
@@ -316,7 +317,7 @@ class Exchange:
                     state.after[key][place] = state.before[key][place]
 
     def _widened(self, state: StepState) -> StepState:
-        """Return the state in the type that sums are made in: itself, or a copy."""
+        """Return the state in the type in which sums are made: the state itself, or a copy."""
         if self.kept_as == self.dtype:
             return state
         return StepState(
@@ -330,12 +331,12 @@ class Exchange:
         return self.scheme.memory.kept_as(self.dtype)
 
     def _narrow(self, wide: StepState, state: StepState, call: Call) -> None:
-        """Round what was widened up or down at random, so that it is right on average."""
+        """Round widened state up or down at random, so that it is right on average."""
         if wide is state:
             return
         for key, segments in self.fields(call.rank).items():
             seed = fold(self._random_key(call).key(shared=False), name_key(key))
-            for param, view in segments.views(state.after[key]):  # wherever it lies: DDP moves it
+            for param, view in segments.views(state.after[key]):  # not by position: DDP moves it
                 source = wide.after[key][param.start : param.stop]
                 kernels.on(view.device).narrow(source, view, fold(seed, name_key(param.name)))
 

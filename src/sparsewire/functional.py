@@ -169,14 +169,14 @@ def simulate(
 
 
 class _Job:
-    """One rank's part in one exchange of all parameters together."""
+    """One rank's part in one exchange of all parameters."""
 
     def __init__(self, gradients: Mapping[str, Tensor], state: State, rank: int, size: int) -> None:
         self._state = state
         self._gradients = gradients
         shapes = {name: tuple(g.shape) for name, g in gradients.items()}
         store = _store_of(state, shapes, rank, size)
-        # workers and threads may have been given one state, but never share a workspace
+        # several workers or threads may start from one state, but must not share a workspace
         before = state._session
         if before is not None and before.topology != Topology(rank, size):
             before = None
@@ -200,12 +200,12 @@ class _Job:
             view.copy_(gradients[name].detach())
 
     def run(self) -> Routine[NonFinite | None]:
-        """The exchange itself, for a driver."""
+        """Return the routine of the exchange, for a driver."""
         yield from self._transaction.exchange(self._unit)
         return (yield from self._transaction.agree())
 
     def end(self, non_finite: NonFinite | None) -> tuple[dict[str, Tensor], State]:
-        """Mean and next state."""
+        """Return the mean and the next state."""
         state, session = self._state, self._session
         if non_finite is not None:
             self._transaction.rollback()
@@ -226,12 +226,12 @@ class _Job:
 def _store_of(
     state: State, shapes: Mapping[str, tuple[int, ...]], rank: int, world_size: int
 ) -> StateStore:
-    """Return a store that holds a state's memory, and whose steps leave that as it is."""
+    """Return a store with the memory of a state, whose steps do not change that memory."""
     last = state._session
     if last is not None and _holds(last.store, state.memory, shapes, rank, world_size):
         return last.store.fork()
     store = StateStore(state.scheme.fields, shapes, rank, world_size)
-    blank = store.state_dict()  # of what a rank owns nothing is known before the first exchange
+    blank = store.state_dict()  # what a rank owns is not known before the first exchange
     store.check({name: {**blank.get(name, {}), **held} for name, held in state.memory.items()})
     store.adopt(state.memory)
     return store
@@ -244,7 +244,7 @@ def _holds(
     rank: int,
     world_size: int,
 ) -> bool:
-    """Whether a store still has these very tensors, not others that were put in their place."""
+    """Return whether a store still has these very tensors, not others in their place."""
     if (store.shapes, store.rank, store.world_size) != (shapes, rank, world_size):
         return False
     return memory.keys() == shapes.keys() and all(

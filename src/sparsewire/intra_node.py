@@ -1,8 +1,8 @@
-"""The ranks of one machine that take part in an exchange as one.
+"""The ranks of one machine, which take part in an exchange as one.
 
-Their gradients are averaged, the first rank, the leader, exchanges the average with the leaders of
-other machines, and all ranks get what the leader got. Every message has a checksum, whose key says
-to which step and bucket it belongs.
+Their gradients are averaged. The first rank, the leader, exchanges the average with the leaders of
+the other machines, and all ranks of the machine get the leader's result. Every message has a
+checksum, whose key depends on the step and the bucket.
 """
 
 from __future__ import annotations
@@ -37,18 +37,19 @@ from .requests import Routine, broadcast
 from .sums import sum_over_ranks
 from .workspace import Workspace
 
-NOTE_BYTES = 2048  # in which a leader tells its machine how an exchange ended
+NOTE_BYTES = 2048  # of the note in which a leader tells its machine how an exchange ended
 
 
 class Machine:
     """One rank's part in the exchanges of its machine during one step.
 
-    What this rank finds corrupt is kept by exchange, until `gather_corruption` tells the leader.
+    If this rank finds a corrupt message, it remembers that for each exchange, until
+    `gather_corruption` tells the leader.
 
     Arguments:
-        rank: on this machine; 0 leads.
-        size: how many ranks the machine has.
-        dtype: in which gradients are added up; the gradient's own type if None.
+        rank: the rank on this machine; 0 is the leader.
+        size: the number of ranks of the machine.
+        dtype: the type of sums of gradients; the gradient's own type if None.
         work: buffers.
     """
 
@@ -60,7 +61,7 @@ class Machine:
         self._corruption: list[Tensor] = []
 
     def compare(self, header: Header) -> Routine[int]:
-        """Return what the ranks of the machine disagree on, as a header tells other leaders."""
+        """Return what the ranks of the machine disagree on, in the form that the header has."""
         own = replace(header, rank=self.rank)
         return local_difference((yield from gather_headers(own, "intra_node")))
 
@@ -87,15 +88,15 @@ class Machine:
     ) -> Routine[tuple[Tensor, Tensor]]:
         """Run a routine on the leader, and return the bytes that it returns on all ranks.
 
-        Every error that it raises on the leader is raised on all ranks.
+        An error that it raises on the leader is raised on all ranks.
 
         Arguments:
             routine: runs on the leader only.
-            payload: as many bytes, on the device where the result is wanted.
-            context: which no other routine is run under.
+            payload: memory for the bytes, on the device where the result is wanted.
+            context: a context that no other routine uses.
 
         Returns:
-            The bytes, and whether they arrived as they were sent, which is noted.
+            The bytes, and whether they arrived intact; if not, that is noted.
         """
         nbytes, key = payload.numel(), fold(context.common, INTRA_NODE)
         size = NOTE_BYTES + bytes_with_checksum(nbytes)
@@ -143,7 +144,7 @@ class Machine:
 
 
 def _first_code(codes: Sequence[int]) -> int:
-    """Return a machine's code for what its ranks found in one exchange, a code for each rank."""
+    """Return the first code that is not fine, of the codes of all ranks for one exchange."""
     for receiver, code in enumerate(codes):
         if code != FINE:
             return local_corruption_code(code // len(REASONS), receiver)
@@ -151,7 +152,7 @@ def _first_code(codes: Sequence[int]) -> int:
 
 
 def _write_note(error: Exception | None) -> Tensor:
-    """Return an error as a message of a fixed size; empty for none.
+    """Return an error as a message of a fixed size, which is empty for none.
 
     Every rank can read it, even one that is at another step.
     """
@@ -166,7 +167,7 @@ def _write_note(error: Exception | None) -> Tensor:
 
 
 def _read_note(note: Tensor, context: Context) -> SparsewireError | None:
-    """Return the error that a leader told its machine of, if any."""
+    """Return the error that a leader sent to its machine, if any."""
     note = note.cpu()
     if not bool(matches_checksum(note, 0)):
         return unreadable(0, context)
@@ -179,7 +180,7 @@ def _read_note(note: Tensor, context: Context) -> SparsewireError | None:
 
 
 def unreadable(sender: int, context: Context) -> ExchangeError:
-    """Return the error of a rank that alone cannot read what another rank of its machine sent."""
+    """Return the error for a rank that cannot read a message of its machine, unlike the others."""
     return ExchangeError(
         f"what rank {sender} of this machine told at step {context.step}, bucket {context.bucket}, "
         f"arrived corrupt, or the ranks are not at the same step. The other ranks may have gone "

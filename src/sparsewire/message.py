@@ -28,7 +28,7 @@ CHECKSUM_BYTES = 8
 HEADER_BYTES = _LAYOUT.size + CHECKSUM_BYTES
 STATUS_BYTES = 16 + CHECKSUM_BYTES
 FINE = -1
-# purposes of messages other than the payload; 1 and 2 are the two ways of shards
+# purposes of messages other than the payload; 1 and 2 are the two directions of shards
 NEGOTIATION, USE, INTRA_NODE, BUFFERS, SAMPLE = 3, 4, 5, 6, 7
 
 _FIELDS = {

@@ -56,7 +56,7 @@ class Transfer:
         world_size: The number of ranks that exchange.
         gradient: Receives the mean.
         state: The state of the scheme's parts before and after the step.
-        unused: Parameters of which nothing may be sent.
+        unused: The parameters that must not be sent.
         counters: This rank's running totals.
         work: This rank's workspace.
         corruption: The first corrupt message, as a `corruption_code`.

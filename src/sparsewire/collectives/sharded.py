@@ -22,7 +22,7 @@ from ..state import OWNED, RESIDUAL, StateField
 from ..workspace import Workspace
 from .base import Coding, Collective, CollectivePlan, Transfer
 
-PUSH, PULL = 1, 2  # what keeps the checksums of the two directions apart
+PUSH, PULL = 1, 2  # directions, as parts of the keys of checksums
 
 
 @dataclass(frozen=True, repr=False)
@@ -188,7 +188,7 @@ class ShardedPlan(CollectivePlan):
             selection = self._owner_selector.select(
                 accumulation, result, draw, state.for_owner, work
             )
-            # what a corrupt message brought is no sign of a bad gradient
+            # values of a corrupt message say nothing about the gradient
             transfer.non_finite = torch.where(
                 transfer.corruption == FINE, selection.non_finite, FINE
             )
@@ -269,13 +269,13 @@ class ShardedPlan(CollectivePlan):
 
 
 def _message_key(transfer: Transfer, way: int, owner: int = 0, sender: int | None = None) -> int:
-    """Return what checksums are keyed with: of all messages of one way, or of one sender's."""
+    """Return the key of checksums: of all messages in one direction, or of one sender's."""
     common = fold(transfer.context.common, way, owner)
     return common if sender is None else join(common, sender)
 
 
 def _rounding_key(transfer: Transfer, way: int, *ranks: int) -> int:
-    """Return what the rounding of one message depends on."""
+    """Return the key of the random rounding of one message."""
     return fold(transfer.key.seed, transfer.key.step, way, *ranks)
 
 

@@ -118,4 +118,4 @@ def drive(routine: Routine[Result], group: Group, counters: Counters) -> Result:
             group.abandon(error_of_routine)
         raise
     finally:
-        routine.close()  # what failed lets go of its buffers at once
+        routine.close()  # free the buffers of the failed exchange at once

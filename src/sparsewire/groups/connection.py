@@ -1,4 +1,4 @@
-"""One rank's way to the others: requests become collectives, and what goes wrong is explained."""
+"""A rank's connection to the others: it carries out requests and explains failures."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ Result = TypeVar("Result")
 
 
 class Carrier(Protocol):
-    """The collectives that a transport offers: they are begun, and `wait` waits for their end."""
+    """The collectives of a transport. Each begins at once, and `wait` waits for its end."""
 
     def gather(self, output: Tensor, payload: Tensor) -> Work:
-        """Put every rank's payload into `output`, in rank order."""
+        """Begin to gather every rank's payload into `output`, in rank order."""
 
     def deliver(self, output: Tensor, rows: Tensor) -> Work:
-        """Give every rank its row, and put the rows that all have for this one into `output`."""
+        """Begin an all-to-all: row r goes to rank r, and this rank's rows arrive in `output`."""
 
     def show(self, payload: Tensor, root: int) -> Work:
-        """Put the payload of rank `root` into every rank's."""
+        """Begin to broadcast the payload of rank `root` into the payloads of all ranks."""
 
     def wait(self, work: Work, is_given_up: Callable[[], bool]) -> bool:
-        """Wait for the end of something, or until it is given up; return whether it has ended."""
+        """Wait until an operation ends or is given up. Return whether it has ended."""
 
 
 @dataclass(frozen=True)
 class Ticket:
-    """A request under way: what to wait for, and what to call then."""
+    """A request under way: what to wait for, and a function that then returns the answer."""
 
     work: Work | None
     answer: Callable[[], Any]
 
 
 class Connection:
-    """The ranks of a group, over a transport.
+    """The ranks of a group, connected by a transport.
 
     Arguments:
-        rank, size: this rank, and how many there are.
-        liveness: what the ranks tell each other when something fails.
-        device: where messages lie while they travel.
-        transport: carries them; not needed by a rank alone.
+        rank, size: this rank, and the number of ranks.
+        liveness: finds out, together with the other ranks, why something failed.
+        device: the device from which messages are sent.
+        transport: carries the messages; not needed by a rank alone.
     """
 
     def __init__(
@@ -74,7 +74,8 @@ class Connection:
             self._transport = transport
 
     def limited(self, call: Callable[[], Result]) -> Result:
-        """Return what `call` returns; it may wait for a store that never answers.
+        """Return what `call` returns, within the deadline: it may wait for a store that never
+        answers.
 
         :meta private:
         """
@@ -82,7 +83,7 @@ class Connection:
 
         def on_device() -> Result:
             with torch.cuda.device(self._device) if on_cuda else nullcontext():
-                return call()  # on a thread, and each has a device of its own
+                return call()  # on another thread, and each thread has its own current device
 
         try:
             return self.liveness.environment.within(limit, on_device)
@@ -93,9 +94,9 @@ class Connection:
             raise self.failure(late) from cause
 
     def find_common(self, what: str, spares: Iterable[int]) -> int | None:
-        """Return the first of these numbers that every rank has, if there is one.
+        """Return the lowest of these numbers that all ranks have; None if there is none.
 
-        A model that is deleted without `detach` leaves its groups on some ranks sooner than on
+        A model that is deleted without `detach` frees its groups on some ranks sooner than on
         others.
 
         :meta private:
@@ -105,7 +106,7 @@ class Connection:
         return self.limited(lambda: self._find_common(what, spares))
 
     def _arrive(self, store: Store, spares: Iterable[int]) -> int | None:
-        """Come to the first meeting; return the first of these numbers that every rank has."""
+        """Join the first meeting of all ranks. Return the lowest number that all of them have."""
         self._store = store
         self.liveness.arrive(store)
         return self._find_common("doubles", spares)
@@ -119,7 +120,7 @@ class Connection:
 
     @property
     def doing(self) -> str:
-        """What is under way, for the words of an error."""
+        """The operation under way, as error messages name it."""
         return self.liveness.progress.doing
 
     @doing.setter
@@ -127,7 +128,7 @@ class Connection:
         self.liveness.progress.begin(what)
 
     def finish(self) -> None:
-        """Nothing is under way any more."""
+        """Note that nothing is under way any more."""
         self.liveness.progress.enter("finished")
 
     def start(self, request: Request) -> Ticket:
@@ -142,7 +143,7 @@ class Connection:
             raise self.failure(cause) from cause
 
     def wait(self, ticket: Ticket) -> Any:
-        """Wait for the end of a request, and return its answer."""
+        """Wait until a request has ended, and return its answer."""
         liveness = self.liveness
         end = liveness.environment.now() + self.timeout + GRACE
 
@@ -153,7 +154,7 @@ class Connection:
             if ticket.work is not None:
                 liveness.progress.enter("waiting")
                 if not self._transport.wait(ticket.work, is_given_up):
-                    if not liveness.given_up:  # nobody watches over it, as while attaching
+                    if not liveness.given_up:  # no watcher runs, as while attaching
                         raise TimeoutError(f"nothing moved for {self.timeout + GRACE:.0f} seconds")
                     raise self._given_up()
                 liveness.progress.enter("computing")
@@ -168,7 +169,7 @@ class Connection:
         return self.liveness.reason or ExchangeError(given_up)
 
     def failure(self, cause: BaseException) -> ExchangeError:
-        """What happened, after telling the other ranks and finding out who is missing."""
+        """Tell the other ranks, find out who is missing, and return the error to raise."""
         return self.liveness.failure(cause)
 
     def abandon(self, error: ExchangeError) -> None:

@@ -1,6 +1,6 @@
-"""A `torch.distributed` process group as an exchange's way to the other ranks.
+"""A `torch.distributed` process group as the connection to the other ranks.
 
-The exchange talks over a group of its own, a double of the model's: its collectives then cannot
+The exchange has a process group of its own, a duplicate of the model's. Its collectives then cannot
 mix with those that the training script or another thread issues, and have a deadline of their own.
 """
 
@@ -22,9 +22,9 @@ from .transport import Transport
 
 Result = TypeVar("Result")
 
-# Doubles that are free again, by the number of the meeting that made them. They are not destroyed:
-# torch may give a new group the name of one that is gone, and then finds the addresses of the old
-# one in the store.
+# Duplicates that are free again, by the number of the meeting that made them. They are not
+# destroyed: torch may give a new group the name of a destroyed one, and then finds the addresses of
+# the old one in the store.
 _spares: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[float, dict[int, dist.ProcessGroup]]] = (
     weakref.WeakKeyDictionary()
 )
@@ -32,7 +32,7 @@ _meetings: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDi
 
 
 def seconds_of(timeout: float | datetime.timedelta) -> float:
-    """Return a time-out in seconds; refused if it is none."""
+    """Return a time-out in seconds. Raise if it is not a positive time."""
     if isinstance(timeout, datetime.timedelta):
         timeout = timeout.total_seconds()
     if not isinstance(timeout, (int, float)) or not 0 < timeout < 1e9:
@@ -61,7 +61,7 @@ class DistributedGroup(Connection):
     """
 
     # `_part_of` is the group of all ranks, if the process group was made for some of them. It needs
-    # no double then, and a failure concerns all ranks.
+    # no duplicate then, and a failure concerns all ranks.
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class DistributedGroup(Connection):
         return device if on_device else torch.device("cpu")
 
     def _meet(self) -> tuple[dist.ProcessGroup, Transport]:
-        """Meet the other ranks: the group to talk in, and the way to do so."""
+        """Meet the other ranks. Return the process group to use, and its transport."""
         original = self._original
         if self._is_own:
             return original, Transport(original, self._device)
@@ -109,7 +109,7 @@ class DistributedGroup(Connection):
 
     def _make_double(self, original: dist.ProcessGroup) -> dist.ProcessGroup:
         backend = dist.get_backend(original)
-        # members alone can make a group, except under MPI: there all processes must call attach
+        # members can make a group by themselves, except under MPI: there all processes call attach
         is_part = self.size < dist.get_world_size() and backend != "mpi"
         double = dist.new_group(
             dist.get_process_group_ranks(original),

@@ -1,7 +1,7 @@
-"""Time and threads, as the exchange thread and the watch over it use them.
+"""Time and threads, as the exchange thread and its watcher use them.
 
-Tests bring an environment of their own: a virtual clock, and threads that take turns in an order
-that a seed decides.
+Tests pass an environment of their own: a virtual clock, and threads that run in an order that a
+seed decides.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ class Environment:
         return thread
 
     def is_current(self, thread: Thread) -> bool:
-        """Return whether this is the thread that asks."""
+        """Return whether a thread is the calling one."""
         return thread is threading.current_thread()
 
     def lock(self) -> AbstractContextManager[Any]:
-        """Return a lock that may be held for seconds."""
+        """Return a lock, for use where it may be held for seconds."""
         return threading.Lock()
 
     def event(self) -> Event:
-        """Return an event that has not happened."""
+        """Return an event that is not set."""
         return threading.Event()
 
     def queue(self) -> Queue:
@@ -76,14 +76,14 @@ class Environment:
         return queue.SimpleQueue()
 
     def on_interrupt(self, react: Callable[[], None]) -> object:
-        """Call `react` on Ctrl-C, as long as what is returned is referenced."""
+        """Call `react` on Ctrl-C, for as long as the returned object is referenced."""
         return Listener(react)
 
     def within(self, seconds: float, call: Callable[[], Result]) -> Result:
         """Return what `call` returns, or raise TimeoutError after `seconds`.
 
-        The call runs on a thread of its own, which is then left behind: a call to a store whose
-        host is frozen or cut off never comes back.
+        The call runs on a thread of its own. If it takes too long, that thread is abandoned: a call
+        to a store whose host is frozen or cut off never returns.
         """
         answer: Pending[Result] = Pending(self)
 
@@ -98,7 +98,7 @@ class Environment:
 
 
 class Once:
-    """Something that happens once, whoever comes first."""
+    """Something that may happen only once, whoever is first."""
 
     def __init__(self) -> None:
         self._is_open = True
@@ -112,7 +112,7 @@ class Once:
 
 
 class Pending(Generic[Result]):
-    """A result that another thread will have. The first that is given counts."""
+    """A result that another thread will provide. Only the first result or error counts."""
 
     def __init__(self, environment: Environment) -> None:
         self._once = Once()
@@ -121,19 +121,19 @@ class Pending(Generic[Result]):
         self._error: BaseException | None = None
 
     def keep(self, result: Result) -> None:
-        """Give the result."""
+        """Provide the result."""
         if self._once.close():
             self._result = result
             self._is_there.set()
 
     def fail(self, error: BaseException) -> None:
-        """Give an error, which `result` raises."""
+        """Provide an error, which `result` raises."""
         if self._once.close():
             self._error = error
             self._is_there.set()
 
     def result(self, timeout: float | None = None) -> Result:
-        """Wait for the result; raise TimeoutError after so many seconds."""
+        """Wait for the result. Raise TimeoutError after so many seconds."""
         if not self._is_there.wait(timeout):
             raise TimeoutError(f"no result within {timeout} seconds")
         if self._error is not None:

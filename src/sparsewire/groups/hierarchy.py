@@ -1,8 +1,8 @@
-"""Ranks that share a machine: dense among themselves, and one of them speaks for all to the others.
+"""Ranks that share a machine exchange densely among themselves; one of them represents all of them.
 
-The first rank of a machine leads. The gradients of a machine are averaged over the fast links
-inside it; the leader alone exchanges that average with the leaders of the other machines, and hands
-the mean to its machine.
+The first rank of a machine is the leader. The gradients of a machine are averaged over the fast
+links inside it. Only the leader exchanges that average with the leaders of the other machines, and
+it sends the mean to the ranks of its machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .distributed import DistributedGroup
 
 IntraNode = dist.ProcessGroup | DeviceMesh | int | Literal["local"]
 
-# Groups that are free again, for each way to share out the ranks and deadline.
+# Groups that are free again, for each division of the ranks into machines and each deadline.
 _Pair = tuple[dist.ProcessGroup, dist.ProcessGroup]
 _spares: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[object, dict[int, _Pair]]] = (
     weakref.WeakKeyDictionary()
@@ -32,13 +32,13 @@ _spares: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[object, dict[int, _Pa
 
 
 class Hierarchy:
-    """The group of this rank's machine, on its leader that of all leaders, and that of all ranks.
+    """The groups of one rank: its machine, all leaders (if it is one), and all ranks.
 
-    Requests to 'intra_node' stay inside the machine, those to 'everyone' go to all ranks, and all
-    others are between leaders.
+    Requests to 'intra_node' stay inside the machine, requests to 'everyone' go to all ranks, and
+    all others go to the leaders.
 
     Arguments:
-        rank, size: this machine, and how many there are.
+        rank, size: the number of this machine, and the number of machines.
         inside, leaders, everyone: the three groups; `leaders` on a leader only.
     """
 
@@ -58,7 +58,7 @@ class Hierarchy:
 
     @property
     def doing(self) -> str:
-        """What is under way, for the words of an error."""
+        """The operation under way, as error messages name it."""
         return self._inside.doing
 
     @doing.setter
@@ -73,7 +73,7 @@ class Hierarchy:
         return group, group.start(request)
 
     def wait(self, ticket: tuple[Connection, Ticket]) -> Any:
-        """Wait for the end of a request, and return its answer."""
+        """Wait until a request has ended, and return its answer."""
         group, inner = ticket
         return group.wait(inner)
 
@@ -83,13 +83,13 @@ class Hierarchy:
 
 
 class DistributedHierarchy(Hierarchy):
-    """A hierarchy over process groups, which all ranks make together.
+    """A hierarchy over process groups, which all ranks create together.
 
     Arguments:
         intra_node: the ranks of this machine; see `attach`.
-        dtype: of what is added up inside a machine; the gradient's own type if None.
-        everyone: the group of all ranks, all of whom must come.
-        device: where gradients live.
+        dtype: the type of sums inside a machine; the gradient's own type if None.
+        everyone: the group of all ranks, on each of which this must be called.
+        device: the device of the gradients.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class DistributedHierarchy(Hierarchy):
         super().__init__(machine, len(nodes), inside, leaders, everyone)
 
     def close(self) -> None:
-        """Leave the groups of this hierarchy; the next one of these ranks takes them over."""
+        """Leave the groups of this hierarchy. The next hierarchy of the same ranks reuses them."""
         for group in self._own:
             group.close()
         self._spare[self._made] = self._pair
@@ -138,7 +138,7 @@ def _try(dtype: torch.dtype, device: torch.device) -> None:
 
 
 def _members(intra_node: IntraNode, everyone: DistributedGroup) -> list[int]:
-    """The global ranks of this node, however they were given."""
+    """Return the global ranks of this machine, from any form of `intra_node`."""
     if isinstance(intra_node, DeviceMesh):
         if intra_node.ndim != 1:
             raise AttachError(
@@ -168,7 +168,7 @@ def _members(intra_node: IntraNode, everyone: DistributedGroup) -> list[int]:
 
 
 def _share_out(mine: list[int], everyone: DistributedGroup) -> list[list[int]]:
-    """All nodes, as their global ranks; refused unless they share the ranks out evenly."""
+    """Return all machines as their global ranks. Raise unless they divide the ranks evenly."""
     if everyone.size != dist.get_world_size():
         raise AttachError(
             "intra_node= needs a model over all ranks, since all must make the groups"
@@ -187,9 +187,11 @@ def _share_out(mine: list[int], everyone: DistributedGroup) -> list[list[int]]:
 
 
 def _make_groups(nodes: list[list[int]], timeout: float) -> _Pair:
-    """The ranks of this node, and those in the same place of all nodes.
+    """Create the group of this machine's ranks, and that of the ranks at the same place in all
+    machines.
 
-    All ranks make all groups, in one order, and belong to as many: torch names groups by that.
+    All ranks create all groups in the same order and belong to equally many, because torch derives
+    the names of groups from that.
     """
     limit = datetime.timedelta(seconds=timeout)
     own: list[dist.ProcessGroup] = []

@@ -1,10 +1,11 @@
-"""Who is still there, and who is behind? After a failure, ranks find out by answering in the store.
+"""After a failure: find out which ranks are still there and which are behind, through the store.
 
-A backend's error gives an address at best and reaches only some ranks at once. So the first rank
-that sees an error leaves a note; the others read it within a second and write what they are doing
-and since when. All of them name the ranks that did not answer, or else the rank that is behind.
+A backend's error contains an address at best, and reaches only some ranks at once. The first rank
+that sees an error therefore writes a note to the store. The others read it within a second, and
+write what they are doing and since when. All of them name the ranks that did not answer, or else
+the rank that is behind.
 
-The environment and the store are passed in, so that all of this also runs under a virtual clock.
+The environment and the store are passed in, so that all of this also runs on a virtual clock.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from ..errors import ExchangeError, SparsewireError
 from .environment import Environment
 
 PATIENCE = 1.5  # seconds to wait for answers: ranks look for a note four times a second
-LOOK = 0.05  # seconds between two looks for answers
+LOOK = 0.05  # seconds between two checks for answers
 LIMIT = 4.0  # seconds to wait for the store, which may be frozen or cut off
-GRACE = 5.0  # seconds that the backend's own deadline gets to speak first
-BEHIND = 1.0  # seconds at one place after which a rank counts as behind
+GRACE = 5.0  # seconds after the deadline in which the backend may report the cause itself
+BEHIND = 1.0  # seconds without progress after which a rank counts as behind
 
-Stage = Literal["computing", "waiting", "finished"]  # in the order in which a job goes through them
+Stage = Literal["computing", "waiting", "finished"]  # in the order in which a job enters them
 _STAGES: tuple[Stage, ...] = get_args(Stage)
 
 
@@ -35,30 +36,30 @@ class Store(Protocol):
     """The part of a torch store that is used here."""
 
     def check(self, keys: list[str], /) -> bool:
-        """Whether all keys are there."""
+        """Return whether all keys exist."""
 
     def get(self, key: str, /) -> bytes:
-        """Return what was written under a key."""
+        """Return the value of a key."""
 
     def set(self, key: str, value: str, /) -> None:
-        """Write under a key."""
+        """Write the value of a key."""
 
     def wait(self, keys: list[str], timeout: datetime.timedelta, /) -> None:
-        """Wait until all keys are there; raises RuntimeError after so long."""
+        """Wait until all keys exist. Raise RuntimeError after the time-out."""
 
 
 class Report(NamedTuple):
     """What a rank was doing when it was asked."""
 
-    number: int  # of the job, counted alike on all ranks
+    number: int  # of the job, the same on all ranks
     stage: Stage
     doing: str
     seconds: float  # in this stage
-    fault: str = ""  # why it broke off by itself, if it did
+    fault: str = ""  # why the rank broke off by itself, if it did
 
     @property
     def place(self) -> tuple[int, int]:
-        """How far the rank is, to compare with others."""
+        """How far the rank has come, for comparison with others."""
         return self.number, _STAGES.index(self.stage)
 
     def __str__(self) -> str:
@@ -69,7 +70,7 @@ class Report(NamedTuple):
 
     @staticmethod
     def read(text: bytes) -> Report | None:
-        """Return the report that another rank wrote; None if it is none."""
+        """Return the report that another rank wrote; None if the text is not a report."""
         try:
             number, stage, doing, seconds, fault = json.loads(text)
             report = Report(int(number), stage, str(doing)[:200], float(seconds), str(fault)[:200])
@@ -82,7 +83,7 @@ class Progress:
     """What this rank is doing, and since when.
 
     All ranks run the same jobs in the same order: the buckets of a step, or rounds of updates. In
-    each, a rank computes and waits for the others in turn.
+    each job, a rank computes and waits for the others in turn.
     """
 
     def __init__(self, environment: Environment) -> None:
@@ -98,7 +99,7 @@ class Progress:
 
     @property
     def stage(self) -> Stage:
-        """How far the job is."""
+        """Whether the job computes, waits for other ranks, or is finished."""
         return self._now[1]
 
     @property
@@ -113,7 +114,7 @@ class Progress:
 
     @property
     def stuck_for(self) -> float:
-        """Seconds since anything moved in the job under way; 0 if there is none."""
+        """Seconds since the last progress of the job under way; 0 if there is none."""
         _, stage, _, since = self._now
         return 0.0 if stage == "finished" else self._clock() - since
 
@@ -123,26 +124,27 @@ class Progress:
         self._now = self._now[0] + 1, "computing", doing, self._began
 
     def enter(self, stage: Stage) -> None:
-        """Go on with the job, or finish it."""
+        """Enter another stage of the job, such as its end."""
         number, _, doing, _ = self._now
         self._now = number, stage, doing, self._clock()
 
     def report(self) -> Report:
-        """What to tell a rank that asks."""
+        """Return what to tell a rank that asks."""
         number, stage, doing, since = self._now
         return Report(number, stage, doing, self._clock() - since)
 
 
 class Liveness:
-    """What the ranks of a group tell each other when an exchange fails.
+    """Tells the other ranks of a group when an exchange has failed, and finds out which are
+    missing.
 
     Calls to the store have no time-out of their own: if its host is frozen or cut off, they block
-    without end. Only `inquire` and `failure` are safe to call from a thread that others wait for.
+    for ever. Only `inquire` and `failure` are safe on a thread that others wait for.
 
     Arguments:
-        rank, size: this rank, and how many there are.
+        rank, size: this rank, and the number of ranks.
         timeout: seconds that an exchange may take.
-        environment: the machine's, unless a test brings another.
+        environment: clock and threads; those of the machine, except in tests.
     """
 
     def __init__(
@@ -151,9 +153,9 @@ class Liveness:
         self.timeout = timeout
         self.environment = environment or Environment()
         self.progress = Progress(self.environment)
-        self.given_up = False  # nobody on this rank may wait for others any longer
+        self.given_up = False  # no thread of this rank may wait for others any longer
         self.reason: SparsewireError | None = None  # why
-        self.fault = ""  # what this rank tells others if it broke off by itself
+        self.fault = ""  # what to tell others if this rank broke off by itself
         self._rank = rank
         self._size = size
         self._store: Store | None = None
@@ -166,12 +168,12 @@ class Liveness:
         return self._size == 1
 
     def give_up(self, reason: SparsewireError) -> None:
-        """Let nobody on this rank wait for others any longer."""
+        """End all waiting for other ranks on this rank."""
         self.reason = self.reason or reason
         self.given_up = True
 
     def arrive(self, store: Store) -> None:
-        """Come to the first meeting, in a part of the store that this group alone uses."""
+        """Join the first meeting, in a part of the store that only this group uses."""
         self._store = store
         store.set(f"come/{self._rank}", "1")
 
@@ -183,7 +185,7 @@ class Liveness:
                 self._store.set("alarm", f"rank {self._rank}: {cause}"[:500])
 
     def alarmed(self) -> str | None:
-        """What another rank reported, if any did."""
+        """Return what another rank reported, if any did."""
         if self._store is None or not self._store.check(["alarm"]):
             return None
         note = bytes(self._store.get("alarm")).decode(errors="replace")
@@ -196,10 +198,11 @@ class Liveness:
             self._store.set(f"here/{self._rank}", json.dumps(report))
 
     def inquire(self, cause: str) -> str:
-        """Tell the other ranks what failed here, and say in words which are missing or behind.
+        """Tell the other ranks what failed here. Return, in words, which ranks are missing or
+        behind.
 
-        Returns within `LIMIT` seconds, even if the store does not answer. A group fails once, so
-        the first inquiry serves all later ones.
+        Returns within `LIMIT` seconds, even if the store does not answer. A group fails only once,
+        so the result of the first inquiry serves all later ones.
         """
 
         def ask() -> str:
@@ -217,7 +220,7 @@ class Liveness:
                 return self.environment.within(LIMIT, ask)
         except TimeoutError:
             pass
-        except Exception as error:  # whoever waits must hear of the failure all the same
+        except Exception as error:  # threads that wait must learn of the failure all the same
             return f"the other ranks could not be asked: {error}"
         return (
             "the store does not answer: the process that hosts it (often rank 0) is frozen or "
@@ -225,7 +228,7 @@ class Liveness:
         )
 
     def _findings(self, cause: str) -> str:
-        """Who is missing or behind, and what was reported first unless that is the cause."""
+        """Return who is missing or behind, and the first report unless it is the cause."""
         try:
             late = self._without("come", self._others)
             if late:
@@ -249,15 +252,15 @@ class Liveness:
         return [rank for rank in range(self._size) if rank != self._rank]
 
     def _without(self, key: str, ranks: Iterable[int]) -> list[int]:
-        """Those of these ranks that have written nothing under a key."""
+        """Return which of these ranks have written nothing under a key."""
         assert self._store is not None
         return [rank for rank in ranks if not self._store.check([f"{key}/{rank}"])]
 
     def _call_roll(self) -> dict[int, Report | None]:
-        """Answer, wait for the others' answers, and return those that came."""
+        """Answer, wait for the answers of the others, and return those that arrived."""
         assert self._store is not None
         self.answer()
-        # Looks are counted, because on a busy machine they take longer, and so do answers.
+        # Count checks, not seconds: on a busy machine they take longer, and so do answers.
         missing, looks, end = self._others, 0, self.environment.now() + 2 * PATIENCE
         while (missing := self._without("here", missing)) and self.environment.now() < end:
             if looks * LOOK >= PATIENCE:
@@ -268,14 +271,14 @@ class Liveness:
         return {rank: Report.read(bytes(self._store.get(f"here/{rank}"))) for rank in came}
 
     def _broken_off(self, reports: Mapping[int, Report | None]) -> str:
-        """The ranks that broke off by themselves, and why; empty if there are none."""
+        """Return the ranks that broke off by themselves, and why; empty if there are none."""
         faults = {rank: report.fault for rank, report in reports.items() if report is not None}
         return ", ".join(
             f"rank {rank} of {self._size} {fault}" for rank, fault in faults.items() if fault
         )
 
     def _behind(self, reports: Mapping[int, Report | None]) -> str:
-        """The ranks that are farthest behind, in words; empty if there are none."""
+        """Return the ranks that are farthest behind, in words; an empty text if there are none."""
         places = {rank: report.place for rank, report in reports.items() if report is not None}
         hindmost, foremost = min(places.values()), max(places.values())
         behind = [rank for rank, place in places.items() if place == hindmost]
@@ -291,7 +294,7 @@ class Liveness:
         return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
     def failure(self, cause: BaseException) -> ExchangeError:
-        """What happened, after telling the other ranks and finding out who is missing."""
+        """Tell the other ranks, find out who is missing, and return the error to raise."""
         doing, stage = self.progress.doing, self.progress.stage
         is_first_meeting = self.progress.is_first_meeting
         text = " ".join(str(cause).split()) or type(cause).__name__
@@ -314,7 +317,7 @@ class Liveness:
         return error
 
     def _hint(self, text: str) -> str:
-        """What to change if a rank was only slow."""
+        """Return what to change if a rank was only slow."""
         if not any(words in text.lower() for words in ("timed out", "nothing moved")):
             return ""
         return (

@@ -1,7 +1,7 @@
 """Ctrl-C while the main thread waits inside a collective, where Python's handlers cannot run.
 
-Python writes a byte to a file descriptor the moment a signal arrives; a thread reads it and tells
-whoever is waiting. The descriptor that was set before, if any, still gets its bytes.
+Python writes a byte to a file descriptor as soon as a signal arrives. A thread reads it and calls
+the functions that were registered. If a descriptor had been set before, it still gets its bytes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _ends: tuple[socket.socket, socket.socket, int] | None = None  # reader, writer,
 
 
 class Listener:
-    """Calls `react` on Ctrl-C, from another thread, as long as it is referenced.
+    """Calls `react` on Ctrl-C, from another thread, for as long as this object is referenced.
 
-    Only while Python's own handler is in place, which would raise KeyboardInterrupt: a script that
-    handles the signal itself (to finish the step and save, say) is left in peace.
+    It does so only while Python's own handler is in place, which would raise KeyboardInterrupt. A
+    script that handles the signal itself, for example to finish the step and save, is left alone.
     """
 
     def __init__(self, react: Callable[[], None]) -> None:
@@ -32,7 +32,7 @@ class Listener:
 
 
 def _install() -> None:
-    """Start listening, once. Only the main thread may: elsewhere Ctrl-C waits for the deadline."""
+    """Start listening, once. Only the main thread can; elsewhere Ctrl-C waits for the deadline."""
     global _ends
     if _ends is not None or threading.current_thread() is not threading.main_thread():
         return
@@ -44,7 +44,7 @@ def _install() -> None:
 
 
 def _leave_to_parent() -> None:
-    """A forked child, such as a data loader's worker, must not tell its parent of its signals."""
+    """In a forked child, such as a data loader's worker, do not tell the parent of signals."""
     global _ends
     if _ends is None:
         return

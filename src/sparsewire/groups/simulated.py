@@ -112,7 +112,7 @@ class SimulatedGroup:
 
 @dataclass
 class _Ticket:
-    """A request under way."""
+    """A request that is under way."""
 
     rank: int
     request: Request
@@ -144,7 +144,7 @@ class _Turns(Generic[Result]):
         self._queues: dict[tuple[GroupName, tuple[int, ...]], dict[int, deque[_Ticket]]] = {}
 
     def take(self) -> None:
-        """Let a rank that need not wait go on until it must."""
+        """Let a rank that need not wait continue until it must."""
         waiting = self._waiting
         ready = [r for r in self.alive if r not in waiting or waiting[r].is_done]
         if not ready:
@@ -174,7 +174,7 @@ class _Turns(Generic[Result]):
             del self.alive[rank]
 
     def _post(self, rank: int, request: Request) -> _Ticket:
-        """Make a request, and carry it if all others have made theirs."""
+        """Make a request, and answer it if all other ranks have made theirs."""
         ranks = self._group.members(rank, request.group)
         if request.is_counted:
             self._meters[rank].count(request.traffic(len(ranks)))
@@ -189,7 +189,8 @@ class _Turns(Generic[Result]):
         return ticket
 
     def _give_up(self) -> None:
-        """All ranks wait for others that have ended, or for requests that nobody makes."""
+        """Handle a deadlock: all ranks wait for ranks that have ended, or for requests nobody
+        makes."""
         gone = set(range(self._group.size)) - self.alive.keys()
         if self._raises and gone:
             raise DisagreementError("some workers ended their exchange before the others")
@@ -206,7 +207,7 @@ class _Turns(Generic[Result]):
 
 
 def answer_all(requests: Sequence[Request]) -> list[Any]:
-    """Return what each rank gets when all have made their request."""
+    """Return the answer that each rank gets when all have made their requests."""
     first = requests[0]
     payloads = [request.payload for request in requests]
     alike = all((r.op, r.group, r.root) == (first.op, first.group, first.root) for r in requests)
@@ -216,7 +217,7 @@ def answer_all(requests: Sequence[Request]) -> list[Any]:
         return [payloads] * len(requests)
     if first.op == "all_to_all":
         return [[payload[rank] for payload in payloads] for rank in range(len(requests))]
-    told = payloads[first.root]  # which that rank may write to while others still read
+    told = payloads[first.root]  # since that rank may write to it while others still read
     return [told if rank == first.root else told.clone() for rank in range(len(requests))]
 
 

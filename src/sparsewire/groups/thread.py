@@ -1,7 +1,7 @@
-"""The exchange thread: does one rank's exchanges in order while backward goes on.
+"""The exchange thread: runs one rank's exchanges in order while backward continues.
 
-Every promise handed out is kept or broken, never forgotten: by the thread itself, by a clock when
-the deadline passes, or when a signal arrives or another rank reports that the group is broken.
+Every future that is handed out completes or fails. It is completed by the thread itself, and failed
+when the deadline passes, when a signal arrives, or when another rank reports that the group broke.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .liveness import GRACE, Liveness
 
 log = logging.getLogger("sparsewire.thread")
 
-POLL = 0.25  # seconds between looks at the store and the clock
+POLL = 0.25  # seconds between two checks of the store and the clock
 JOIN = 1.0  # seconds that threads get to end
-LINGER = 1.0  # seconds at one place without a store, after which an exchange has failed
+LINGER = 1.0  # seconds without progress and without a store, after which an exchange has failed
 
 
 class Promise:
-    """A torch future that is completed exactly once, whoever comes first."""
+    """A torch future that is completed exactly once, by whichever thread is first."""
 
     def __init__(self, device: torch.device) -> None:
         self.future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
@@ -43,7 +43,7 @@ class Promise:
 
     def fail(self, error: BaseException) -> None:
         if self._once.close():
-            # a bare error as message: torch shows only the text of what is set here
+            # a RuntimeError with the name in its text: torch shows only the text
             self.future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))  # type: ignore[arg-type]
 
 
@@ -51,7 +51,7 @@ class Watch:
     """Decides when an exchange has failed: at the deadline, by others' reports, or on Ctrl-C.
 
     It has no threads, and its clock and store are those of `liveness`. `on_failure` is called once
-    with the error that ended the group, from whichever thread saw it.
+    with the error that ended the group, on whichever thread noticed it.
     """
 
     def __init__(self, liveness: Liveness, on_failure: Callable[[SparsewireError], None]) -> None:
@@ -61,12 +61,12 @@ class Watch:
         self._once = Once()
 
     def fail(self, error: SparsewireError, level: int = logging.ERROR) -> None:
-        """The group is broken for good; the first reason counts, and is logged."""
+        """Break the group for good. Only the first error counts, and it is logged."""
         if not self._once.close():
             return
         self.broken = error
         try:
-            self._on_failure(error)  # before all else: somebody waits for it
+            self._on_failure(error)  # first of all: another thread waits for it
         finally:
             self._liveness.give_up(error)
         log.log(level, "%s", error)
@@ -79,18 +79,18 @@ class Watch:
             self.fail(self._liveness.failure(stall))
 
     def check_reports(self) -> None:
-        """Look whether another rank reports a failure. May block in the store for ever."""
+        """Check whether another rank reports a failure. May block for ever in the store."""
         try:
             note = self._liveness.alarmed()
         except RuntimeError:
-            # no store any more: a host that is through with its training leaves before the others
+            # no store any more: its host may have finished training before the others
             is_stuck = self._liveness.progress.stuck_for > LINGER
             note = "the watcher: the store is out of reach" if is_stuck else None
         if note is not None:
             self.fail(self._liveness.failure(RuntimeError(f"reported by {note}")))
 
     def interrupt(self) -> None:
-        """Break off what is under way, if anything is."""
+        """Break off the exchange under way, if there is one."""
         progress = self._liveness.progress
         if progress.elapsed is not None:
             self._liveness.fault = "was interrupted by Ctrl-C"
@@ -98,9 +98,9 @@ class Watch:
 
 
 class Watcher:
-    """Keeps a watch over the exchanges of one rank, on two threads: a clock, and others' reports.
+    """Watches the exchanges of one rank on two threads: one for the clock, one for others' reports.
 
-    `on_failure` is called once with the error that ended the group, from whichever thread saw it.
+    `on_failure` is called once with the error that ended the group, on whichever thread noticed it.
     """
 
     def __init__(self, liveness: Liveness, on_failure: Callable[[SparsewireError], None]) -> None:
@@ -143,7 +143,8 @@ class Watcher:
             self.watch.check_deadline()
 
     def _listen(self) -> None:
-        """Look for reports of other ranks in the store. May block there for ever: nobody waits."""
+        """Wait for reports of other ranks in the store, maybe for ever: no thread waits for this
+        one."""
         if self._liveness.is_alone:
             return
         while self.broken is None and not self._stop.wait(POLL):
@@ -155,7 +156,7 @@ class Watcher:
 
 
 class ExchangeThread(Watcher):
-    """Runs jobs one after another on a thread of its own, and breaks off when nothing moves."""
+    """Runs jobs one after another on its own thread, and breaks off when there is no progress."""
 
     def __init__(self, group: Connection, on_failure: Callable[[SparsewireError], None]) -> None:
         self.group = group
@@ -164,11 +165,11 @@ class ExchangeThread(Watcher):
         self._threads.append(self._environment.spawn(self._work, "sparsewire-exchange"))
 
     def pending(self) -> Pending[Any]:
-        """Return the promise of a result, for somebody on this rank to wait for."""
+        """Return the promise of a result, for another thread of this rank to wait for."""
         return Pending(self._environment)
 
     def submit(self, what: str, job: Callable[[], None]) -> None:
-        """Queue a job; `what` names it in errors."""
+        """Queue a job. Errors call it `what`."""
         self._jobs.put((what, job))
 
     def stop(self) -> None:
@@ -187,7 +188,7 @@ class ExchangeThread(Watcher):
                 job()
             except SparsewireError as error:
                 self._fail(error)
-            except BaseException as error:  # whoever waits must hear of it, whatever it is
+            except BaseException as error:  # whatever it is, threads that wait must learn of it
                 self._fail(self.group.failure(error))
             else:
                 self.group.finish()
@@ -201,7 +202,7 @@ _running: weakref.WeakSet[Watcher] = weakref.WeakSet()
 
 @atexit.register
 def _stop_all() -> None:
-    """Threads that wake up inside a dying interpreter would abort the process."""
+    """Stop all threads: one that wakes up inside a dying interpreter would abort the process."""
     for thread in list(_running):
         thread.stop()
 

@@ -1,4 +1,4 @@
-"""The collectives that a backend offers: the best of each kind, begun and not waited for."""
+"""The collectives of a backend: the best one for each purpose, begun without waiting."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Work as BackendWork
 
-ONE_HOP = 1 << 22  # bytes that a rank gets from all others at once; more go around in a ring
-SLICE = datetime.timedelta(seconds=0.1)  # of a wait; then somebody looks whether to go on with it
+ONE_HOP = 1 << 22  # bytes from all ranks that are gathered in one hop; more are gathered in a ring
+SLICE = datetime.timedelta(seconds=0.1)  # of waiting, after which to check whether to continue
 
 
 def gather_hops(nbytes: int, size: int) -> int:
-    """How often a rank waits for another on Gloo until it has `nbytes` from each of `size` ranks.
+    """Return how often a rank waits for another on Gloo to get `nbytes` from each of `size` ranks.
 
     >>> gather_hops(1000, 8), gather_hops(1_000_000, 8)
     (1, 7)
@@ -26,38 +26,38 @@ def gather_hops(nbytes: int, size: int) -> int:
 
 
 class Work(Protocol):
-    """Something under way."""
+    """An operation that is under way."""
 
     def wait(self) -> object:
-        """Wait for its end."""
+        """Wait until it ends."""
 
 
 class LimitedWork(Protocol):
-    """Something under way on a CPU, for whose end one may wait a while."""
+    """An operation under way on a CPU, on which one can wait with a limit."""
 
     def wait(self, timeout: datetime.timedelta = ..., /) -> object:
-        """Wait for its end; raises RuntimeError if it fails, or after so long."""
+        """Wait until it ends. Raise RuntimeError if it fails, or after the limit."""
 
     def is_completed(self) -> bool:
-        """Return whether it has ended, well or not."""
+        """Return whether it has ended, successfully or not."""
 
 
 def wait_in_slices(work: LimitedWork, is_given_up: Callable[[], bool]) -> bool:
-    """Wait for the end of something, or until it is given up; returns whether it has ended."""
+    """Wait until an operation ends or is given up. Return whether it has ended."""
     while not is_given_up():
         try:
             work.wait(SLICE)
             return True
         except RuntimeError:
             if work.is_completed():
-                work.wait()  # raises again what went wrong, unless it has just gone well
+                work.wait()  # raises the error again, unless it has just succeeded
                 return True
     return False
 
 
 @dataclass(frozen=True)
 class _All:
-    """Several things under way."""
+    """Several operations under way."""
 
     works: Sequence[Work]
 
@@ -69,7 +69,8 @@ class _All:
 class Transport:
     """Carries bytes between the ranks of a process group, from and into tensors on `device`.
 
-    What a backend does not support raises at once, when its replacement is looked for.
+    If the backend does not support an operation, its replacement is chosen when the transport is
+    made.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -103,23 +104,23 @@ class Transport:
         return best
 
     def gather(self, output: Tensor, payload: Tensor) -> Work:
-        """Put every rank's payload into `output`, in rank order."""
+        """Begin to gather every rank's payload into `output`, in rank order."""
         if self._is_gloo and gather_hops(payload.nbytes, self._size) == 1:
             return self._deliver(output.view(self._size, -1), payload.repeat(self._size, 1))
         return self._gather(output, payload)
 
     def deliver(self, output: Tensor, rows: Tensor) -> Work:
-        """Give every rank its row, and put the rows that all have for this one into `output`."""
+        """Begin an all-to-all: row r goes to rank r, and this rank's rows arrive in `output`."""
         return self._deliver(output, rows)
 
     def show(self, payload: Tensor, root: int) -> Work:
-        """Put the payload of rank `root` into every rank's."""
+        """Begin to broadcast the payload of rank `root` into the payloads of all ranks."""
         source = dist.get_global_rank(self._group, root)
         work: Work = dist.broadcast(payload, source, group=self._group, async_op=True)
         return work
 
     def wait(self, work: Work, is_given_up: Callable[[], bool]) -> bool:
-        """Wait for the end of something, or until it is given up; returns whether it has ended.
+        """Wait until an operation ends or is given up. Return whether it has ended.
 
         A thread that is still inside Gloo when the interpreter exits would abort the process.
         """

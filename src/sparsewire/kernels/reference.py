@@ -1,4 +1,4 @@
-"""What the kernels mean, in plain torch on any device; any faster one must agree bit for bit."""
+"""The definition of the kernels, in plain torch on any device. Faster kernels agree bit for bit."""
 
 from __future__ import annotations
 
@@ -113,9 +113,10 @@ def _inspect(addend: Tensor, residual: Tensor, segments: Segments) -> tuple[Tens
 
 
 def _likely_top(magnitudes: Tensor, count: int) -> Tensor | None:
-    """Positions sure to hold the `count` largest, found by a floor from a sample; None for all.
+    """Return positions that include the `count` largest, found by a floor; None for all positions.
 
-    Exact whatever the sample says: the floor only counts if at least `count` values reach it.
+    The floor comes from a sample. It is used only if at least `count` values reach it, so the
+    result is exact.
     """
     length = magnitudes.numel()
     if length < 1 << 12 or count * 8 > length:
@@ -128,7 +129,7 @@ def _likely_top(magnitudes: Tensor, count: int) -> Tensor | None:
 
 
 def _top_mask(rows: Tensor, count: int) -> Tensor:
-    """Mark the `count` largest of each row, ties from the left."""
+    """Mark the `count` largest of each row; of equal ones, lower positions first."""
     smallest = rows.topk(count, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
     mask = rows >= smallest
     if int(mask.sum()) == count * rows.shape[0]:
@@ -140,7 +141,7 @@ def _top_mask(rows: Tensor, count: int) -> Tensor:
 
 
 def _top_of(magnitudes: Tensor, count: int) -> Tensor:
-    """Ascending positions of the `count` largest of one row."""
+    """Return the ascending positions of the `count` largest of one row."""
     positions = _likely_top(magnitudes, count)
     if positions is None:
         return _top_mask(magnitudes[None], count)[0].nonzero().squeeze(1)
@@ -148,7 +149,7 @@ def _top_of(magnitudes: Tensor, count: int) -> Tensor:
 
 
 def _magnitudes(values: Tensor) -> Tensor:
-    """Absolute values; what is not a number counts as infinite, so that all devices agree."""
+    """Return absolute values. NaN counts as infinite, so that all devices agree."""
     return values.abs().nan_to_num_(math.inf, math.inf)
 
 
@@ -179,10 +180,10 @@ def _hits(residual: Tensor, segments: Segments, sample: int, key: int) -> Tensor
 
 
 def random_k(segments: Segments, key: int, device: torch.device, work: Workspace) -> Tensor:
-    """Draw coordinates until `wanted` different ones are marked: those chosen, or those left out.
+    """Draw coordinates until `wanted` different ones are marked: the chosen or the unchosen ones.
 
-    Draw number j of a segment is a hash of its key and j. As many are drawn as are still missing,
-    which can never be too many, until none is.
+    Draw number j of a segment is a hash of its key and j. Each round draws as many as are still
+    missing, which can never be too many.
     """
     table = segments.table(device, work)
     keys = stream(table.keys, key)
@@ -217,7 +218,7 @@ def block_random_k(segments: Segments, key: int, device: torch.device, work: Wor
 def block_norms(
     before: Tensor | None, addend: Tensor, segments: Segments, block: int, work: Workspace
 ) -> Tensor:
-    """Added up in halves, which fixes the bits: the first half of a block to the second, and on."""
+    """Sum squares by halves, which fixes the bits: add the second half of a block to the first."""
     table = BlockTable.of(segments, block, addend.device, work)
     dtype = torch.promote_types(addend.dtype, torch.float32) if before is None else before.dtype
     total = torch.zeros(segments.size + 1, dtype=dtype, device=addend.device)
@@ -235,7 +236,7 @@ def block_norms(
 
 def top_blocks(norms: Tensor, segments: Segments, block: int, work: Workspace) -> Tensor:
     table, size = BlockTable.of(segments, block, norms.device, work), segments.size
-    # bits of numbers from zero to infinity are ordered as the numbers are
+    # the bits of numbers from zero to infinity have the order of the numbers
     bits = norms.nan_to_num(math.inf, math.inf).view(torch.int32).clamp_(min=0)
     order = ((table.segments << 32) - bits).sort(stable=True).indices
     blocks = order[table.slots].sort().values
@@ -245,7 +246,7 @@ def top_blocks(norms: Tensor, segments: Segments, block: int, work: Workspace) -
     inside = (indices < table.stops[blocks][:, None]).view(-1)
     place = torch.where(
         inside, inside.cumsum(0) - 1, inside.numel()
-    )  # the padding index goes behind
+    )  # the padding index comes last
     packed = torch.full((inside.numel() + 1,), size, device=norms.device)
     packed[place] = torch.where(inside, indices.view(-1), size)
     return packed[:-1]
@@ -274,7 +275,7 @@ def put_back(
 
 
 def _add(flat: Tensor, indices: Tensor, values: Tensor, segments: Segments) -> None:
-    """Indices are unique but for padding, where nothing is added: the order is no matter."""
+    """Add values. Indices are unique except for padding, to which nothing is added."""
     count, size = indices.numel(), flat.numel()
     if count:
         inside = indices < size
@@ -329,7 +330,7 @@ def collect(places: Tensor, owner: int, shards: Shards, work: Workspace) -> Tens
 
 
 def narrow(wide: Tensor, narrow: Tensor, key: int) -> None:
-    """Four values share the 64 bits drawn for them; what would overflow is cut off instead."""
+    """Round up or down at random. Four values share 64 random bits; overflow is clipped."""
     count = wide.numel()
     words = mix(torch.arange(-(-count // 4), device=wide.device) + signed(key))
     chance = words.view(torch.int16)[:count].to(torch.int32) & 0xFFFF
@@ -405,7 +406,7 @@ def inspect(
 
 
 def finite(values: Tensor) -> Tensor:
-    """Whether all values are: the smallest and the largest tell, and are NaN if any of them is."""
+    """Return whether all values are finite. Minimum and maximum suffice: NaN spreads to both."""
     if not values.numel():
         return torch.ones((), dtype=torch.bool, device=values.device)
     low, high = torch.aminmax(values)

@@ -1,9 +1,10 @@
-"""The kernels for CPUs, compiled by numba: one pass over memory, all else while in the cache.
+"""The kernels for CPUs, compiled by numba, in one pass over memory.
 
-A withdrawal walks over the gradient tile by tile. Each tile is deposited, and while it is in the
-cache, what reaches a floor is taken out: its candidates. Floors are guesses; what makes the result
-exact is that candidates are put back where there are too many, and that a segment with too few is
-walked over again. Threads share out the tiles; nothing depends on their number.
+The gradient is processed tile by tile. A tile is added to the residual (deposited) and, while it is
+in the cache, the entries that reach a floor are taken out (withdrawn): the candidates. A floor may
+be a guess. The result is exact all the same: surplus candidates are put back, and a segment with
+too few of them is searched again. Threads divide the tiles among themselves; the result does not
+depend on their number.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Norms of blocks, one pass over the gradient, and the blocks with the largest."""
+"""Norms of blocks, in one pass over the gradient, and the blocks with the largest norms."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def top_blocks(norms: Tensor, segments: Segments, block: int, work: Workspace) -
 def _add_squares(
     sources: Sources, starts: Array, stops: Array, row: Array, wide: Array, norms: Array
 ) -> None:
-    """As `reference` does: squares, then the second half added to the first until one is left.
+    """Sum squares as `reference` does: add the second half to the first until one number is left.
 
-    Reads before and addend once. A block's squares stay in the cache.
+    Reads before and addend once. The squares of a block stay in the cache.
     """
     before, addend, halves = sources.before, sources.addend, sources.halves
     kind = sources.kind
@@ -86,7 +86,7 @@ def _choose(
 ) -> None:
     """Write the coordinates of each segment's largest blocks, then the padding index.
 
-    The floor is found bit by bit, in 31 passes over a segment's norms, which are few.
+    The smallest norm to keep is found bit by bit, in 31 passes over the few norms of a segment.
     """
     for n in range(len(norms)):
         norm = norms[n]

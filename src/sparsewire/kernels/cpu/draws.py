@@ -1,4 +1,4 @@
-"""Random coordinates, drawn in a time that grows with their number."""
+"""Random coordinates, drawn in a time that is proportional to their number."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .stripes import bits_set, lowest_bit
 
 _POSITIVE = np.uint64((1 << 63) - 1)
 BATCH = 256
-_EXACT = 1 << 12  # bounds from here on leave a quotient that float64 holds
+_EXACT = 1 << 12  # from this bound on, float64 can represent the quotient
 
 
 class _Columns(NamedTuple):
@@ -37,7 +37,7 @@ def random_k(segments: Segments, key: int, device: torch.device, work: Workspace
     longest = max((segment.length for segment in segments.sparse), default=0)
     marks = work.kept(segments, "marks", lambda: np.empty(longest // 64 + 1, np.uint64))
     count = table.owner.numel()
-    indices = torch.empty(count + 2, dtype=torch.int64)  # two that are written in vain
+    indices = torch.empty(count + 2, dtype=torch.int64)  # two are always written
     _random_k(_Columns.of(table), signed(key), marks, array(indices))
     return indices[:count].to(device)
 
@@ -51,7 +51,7 @@ def block_random_k(segments: Segments, key: int, device: torch.device, work: Wor
 
 @jit
 def _below(word: Any, bound: int, inverse: float) -> Any:
-    """The remainder of 63 bits: a quotient in floating point is off by one or two at most."""
+    """Return the remainder of 63 bits. The quotient in floating point is off by two at most."""
     number = np.int64(word & _POSITIVE)
     if bound < _EXACT:
         return number % bound
@@ -65,10 +65,10 @@ def _below(word: Any, bound: int, inverse: float) -> Any:
 
 @jit
 def _write_places(word: Any, base: Any, places: Array, at: Any) -> Any:
-    """Write down where a word's bits are.
+    """Write the positions of the bits that are set in a word.
 
-    Most words have two at most: these are written without asking, and what is none is overwritten
-    by the next.
+    Most words have at most two. Two are therefore written unconditionally, and a position that is
+    not set is overwritten by the next word.
     """
     one = np.uint64(1)
     places[at] = base + lowest_bit(word)
@@ -85,9 +85,10 @@ def _write_places(word: Any, base: Any, places: Array, at: Any) -> Any:
 
 @jit
 def _random_k(table: _Columns, key: int, marks: Array, out: Array) -> None:
-    """Mark the coordinates chosen (or those left out, if fewer) and read the marks in order.
+    """Mark the chosen coordinates, or the unchosen if these are fewer, and read the marks in order.
 
-    A bit for each coordinate of one segment: at a million they take 125 KB, and stay in the cache.
+    There is a bit for each coordinate of one segment. A million of them take 125 KB, which stay in
+    the cache.
     """
     keys, starts, lengths, counts = table.keys, table.starts, table.lengths, table.counts
     at = np.int64(0)
@@ -101,7 +102,7 @@ def _random_k(table: _Columns, key: int, marks: Array, out: Array) -> None:
         missing = length - count if leaves_out else count
         marks[: (length + 63) >> 6] = np.uint64(0)  # which also brings them into the cache
         while missing > 0:
-            batch = min(missing, BATCH)  # so that no draw waits for the mark of the one before
+            batch = min(missing, BATCH)  # so that no draw waits for the mark of the draw before it
             for n in range(batch):
                 drawn[n] = _below(mix(stream + np.uint64(n)), length, inverse)
             stream += np.uint64(batch)

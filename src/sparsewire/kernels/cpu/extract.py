@@ -1,4 +1,4 @@
-"""Withdrawals: what `walk` needs, made once for every cut gradient and kept in a workspace."""
+"""Selections that take entries out of the residual, with the tables that `walk` needs for them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _KINDS = {
     torch.bfloat16: numbers.BFLOAT16,
     torch.float16: numbers.FLOAT16,
 }
-Limit = Literal["counts", "capacities"]  # of how many entries may leave each segment
-LARGE = 1 << 21  # coordinates that do not stay in the cache until the next step
+Limit = Literal["counts", "capacities"]  # which numbers limit the entries of a segment
+LARGE = 1 << 21  # coordinates; so many do not stay in the cache until the next step
 _NO_FLOATS = np.empty(0, np.float32)
 _NO_HALVES = np.empty(0, np.uint16)
 _NO_BITS = np.empty(0, np.uint32)
@@ -85,7 +85,7 @@ def chosen(
         return reference.chosen(before, addend, after, segments, indices, work)
     plan = plan_of(segments, "counts", work)
     places, count = array(indices), indices.numel()
-    # not torch's: numpy asks for huge pages, and a dense gradient has too many of the small ones
+    # from numpy, which asks for huge pages: a dense gradient would need too many small ones
     goal = np.empty(count + segments.dense_size, np.float32)
     target, sources = array(after), sources_of(before, addend)
     cuts = [*np.searchsorted(places, plan.edges[:-1]).tolist(), count]
@@ -93,7 +93,7 @@ def chosen(
     def walk_part(number: int) -> None:
         part = plan.parts[number]
         here = slice(cuts[number], cuts[number + 1])
-        goal[here] = 0  # what is nowhere stays so
+        goal[here] = 0  # slots with the padding index stay zero
         part.walk(sources, target, goal[count:], plan, _NO_BITS, Picks(places[here], goal[here]))
 
     share_out(len(plan.parts), walk_part)
@@ -108,7 +108,7 @@ def _withdraw(
     plan: Plan,
     is_exact: bool,
 ) -> Selection:
-    """Withdraw what reaches the floors of the plan, and say how many were found."""
+    """Take out the entries that reach the floors of the plan."""
     count = int(plan.segments.limits.sum())
     indices = torch.empty(count, dtype=torch.int64)
     values = torch.empty(count + segments.dense_size)
@@ -142,7 +142,7 @@ def _is_walkable(before: Tensor | None, addend: Tensor, after: Tensor, segments:
 
 
 def is_addable(before: Tensor | None, addend: Tensor, segments: Segments) -> bool:
-    """Whether loops can add the two up."""
+    """Return whether the compiled loops can add the two."""
     size = segments.size
     return (
         is_flat(addend, *_KINDS)
@@ -153,7 +153,7 @@ def is_addable(before: Tensor | None, addend: Tensor, segments: Segments) -> boo
 
 
 def sources_of(before: Tensor | None, addend: Tensor) -> Sources:
-    """What is added up, as `walk` takes it."""
+    """Return the two terms of the sum, in the form that `walk` takes."""
     kept = _NO_FLOATS if before is None else array(before)
     kind = _KINDS[addend.dtype]
     if kind == numbers.PLAIN:
@@ -171,7 +171,7 @@ class _Part:
     non_finite: int = -1
 
     def scratch_for(self, sample: int) -> Scratch:
-        """The scratch memory, with room for a sample of a segment."""
+        """Return the scratch memory, with room for a sample of a segment."""
         if len(self.scratch.sample) < sample:
             self.scratch = self.scratch._replace(sample=np.empty(sample, np.uint32))
         return self.scratch
@@ -202,7 +202,7 @@ class _Part:
 
 
 class Plan:
-    """Tables, buffers and guesses for one way to withdraw from one cut gradient."""
+    """Tables, buffers and guesses for one kind of selection from one partition of the gradient."""
 
     def __init__(self, segments: Segments, limit: Limit, parts: int) -> None:
         table, tiles = segments.table(CPU, Workspace()), TileTable.of(segments, CPU, walk.TILE)
@@ -255,11 +255,11 @@ class Plan:
 
     @property
     def tally(self) -> Array:
-        """Floors that were low enough, and floors that were not."""
+        """The number of floors that were low enough, and of those that were too high."""
         return self.guesses.tally
 
     def join(self) -> Candidates:
-        """The candidates of all parts in one place; a segment may lie in several parts."""
+        """Return the candidates of all parts as one; a segment may span several parts."""
         if len(self.parts) == 1:
             return self.parts[0].candidates
         at, joined = 0, self._joined
@@ -282,6 +282,6 @@ class Plan:
 
 
 def plan_of(segments: Segments, limit: Limit, work: Workspace) -> Plan:
-    """The plan of a cut gradient, made once."""
+    """Return the plan of a partition, which is made once."""
     parts = parts_for(segments.size)
     return work.kept(segments, ("cpu", limit, parts), lambda: Plan(segments, limit, parts))

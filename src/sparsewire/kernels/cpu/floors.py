@@ -1,6 +1,6 @@
-"""Floors: what magnitudes must reach to be candidates.
+"""Floors: the smallest magnitude of a candidate.
 
-For `over_threshold` they are exact; for `top_k` they are guesses, and cost time where wrong.
+For `over_threshold` floors are exact. For `top_k` they are guesses; a wrong one only costs time.
 """
 
 from __future__ import annotations
@@ -12,42 +12,42 @@ import numpy as np
 from .jit import Array, jit, mix
 from .numbers import INFINITE, NONE, PLAIN, Sources, kth_magnitude, magnitude, widened
 
-SAMPLE = 1 << 14  # coordinates that the first floor of a segment is guessed from
-SMALL = 1 << 12  # segments of fewer coordinates need no guess
+SAMPLE = 1 << 14  # size of the sample from which the first floor of a segment is guessed
+SMALL = 1 << 12  # smaller segments need no guess
 
-BELIEVED = 0.25  # the largest change that is learned from
-GOES_ON = 0.7  # the share of a rise that is expected to follow
-FORGET = 0.7  # what is left of an error after a step
+BELIEVED = 0.25  # the largest change that is taken into account
+GOES_ON = 0.7  # the share of a rise that is expected to continue
+FORGET = 0.7  # the share of an error that is remembered after a step
 GUESSED = np.uint32(1 << 22)  # as bits: about half of a magnitude
 
 
 class SegmentColumns(NamedTuple):
-    """What loops need to know of the segments, and of the samples that thresholds are found on."""
+    """What the loops need about segments, and about the samples that thresholds come from."""
 
     starts: Array
     lengths: Array
     counts: Array
-    limits: Array  # how many may leave a segment
+    limits: Array  # the largest number of entries to take out of a segment
     names: Array  # keys
-    strides: Array  # of the samples; empty where floors are not found on samples
+    strides: Array  # of the samples; empty if floors do not come from samples
     key: int  # of the step
 
 
 class Guesses(NamedTuple):
-    """What is known of each segment's k-th magnitude."""
+    """What is known about each segment's k-th magnitude."""
 
     kth: Array  # the last one, as bits; infinite before the first
-    trends: Array  # by how much it changes, as a factor
-    falls: Array  # how far it came below the guess of late
-    tally: Array  # floors that were low enough, and floors that were not
+    trends: Array  # the factor by which it changes
+    falls: Array  # how far it was below the guess recently
+    tally: Array  # numbers of floors that were low enough, and that were too high
 
 
 @jit
 def _sample(sources: Sources, first: int, count: int, stride: int, floor: Any, out: Array) -> Array:
-    """The bits of before + addend at every `stride`th coordinate, where they reach the floor.
+    """Return the bits of before + addend at every `stride`th coordinate, where they reach the
+    floor.
 
-    Reads a cache line of every source for each of the `count` coordinates, as far as they are not
-    neighbours.
+    Reads a cache line of every source for each of the `count` coordinates that are not neighbours.
     """
     before, addend, halves = sources.before, sources.addend, sources.halves
     at = 0
@@ -69,14 +69,14 @@ def _sample(sources: Sources, first: int, count: int, stride: int, floor: Any, o
 
 @jit
 def likely_floor(sample: Array, count: int, length: int) -> Any:
-    """A floor that somewhat more than `count` of `length` magnitudes should reach."""
+    """Return a floor that somewhat more than `count` of `length` magnitudes should reach."""
     wanted = np.int64(np.ceil(len(sample) * 1.5 * count / length)) + 8
     return kth_magnitude(sample, wanted) if wanted < len(sample) else np.uint32(0)
 
 
 @jit
 def learn(kth: float, last: float, guesses: Guesses, segment: int) -> None:
-    """See how the k-th magnitude of a segment changed, and how far below the guess it came."""
+    """Record how a segment's k-th magnitude changed, and how far below the guess it was."""
     trends, falls = guesses.trends, guesses.falls
     if last > 0 and kth > 0:
         fall = 1 - kth / (last * trends[segment])
@@ -89,10 +89,11 @@ def learn(kth: float, last: float, guesses: Guesses, segment: int) -> None:
 def guess_floors(
     sources: Sources, segments: SegmentColumns, guesses: Guesses, buffer: Array, floors: Array
 ) -> None:
-    """Floors from the last k-th magnitudes where they are known, else from a sample.
+    """Guess floors from the last k-th magnitudes where they are known, else from a sample.
 
-    Magnitudes grow or shrink as they did last time; a floor lies below that by twice what this was
-    wrong of late, and more where `count` is small, because few entries fluctuate more.
+    The guess assumes that magnitudes grow or shrink as in the last step. The floor is lower than
+    the guess by twice the recent error, and by more where `count` is small, because few entries
+    fluctuate more.
     """
     kth, trends, falls = guesses.kth, guesses.trends, guesses.falls
     kth_values = kth.view(np.float32)
@@ -114,9 +115,10 @@ def guess_floors(
 def threshold(
     sources: Sources, segments: SegmentColumns, segment: int, last: Any, buffer: Array
 ) -> Any:
-    """The magnitude that `count` in `length` of a strided sample of a segment reach; not zero.
+    """Return the magnitude that `count` in `length` of a strided sample of a segment reach; not
+    zero.
 
-    The last one tells which of the sample need not be looked at.
+    The threshold of the last step, `last`, tells which part of the sample can be left out.
     """
     first, length = segments.starts[segment], segments.lengths[segment]
     stride = segments.strides[segment]

@@ -1,4 +1,4 @@
-"""How loops are compiled, shared out to threads, and what all of them use."""
+"""Compiling loops, dividing their work among threads, and what all loops use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Array = npt.NDArray[Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 CPU = torch.device("cpu")
-SHARED_OUT = 1 << 16  # coordinates that are worth a thread of their own
+SHARED_OUT = 1 << 16  # the fewest coordinates that are worth another thread
 
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MUL1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -29,14 +29,14 @@ _MUL2 = np.uint64(0x94D049BB133111EB)
 
 
 def _forget_other_versions() -> None:
-    """Throw away what was compiled from other files than these.
+    """Delete what was compiled from other versions of these files.
 
-    numba looks at the file that a loop is written in, and not at those that it calls.
+    numba checks the file in which a loop is written, but not the files of functions that it calls.
     """
     here = Path(__file__).parent
     stamp = here / "__pycache__" / "sources"
     now = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(here.glob("*.py"))))
-    with contextlib.suppress(OSError):  # a read-only place has nothing of ours
+    with contextlib.suppress(OSError):  # a read-only folder has no files of ours
         if stamp.exists() and stamp.read_text() == now.hexdigest():
             return
         for path in (here / "__pycache__").glob("*.nb[ic]"):
@@ -49,16 +49,16 @@ _forget_other_versions()
 
 
 def jit(function: Function) -> Function:
-    """Compile a loop when it is first called, and keep the result on disk where possible."""
+    """Compile a loop when it is first called, and keep the result on disk if possible."""
     try:
         return cast(Function, numba.njit(nogil=True, cache=True)(function))
-    except RuntimeError:  # no folder that can be written to
+    except RuntimeError:  # there is no writable folder
         return cast(Function, numba.njit(nogil=True)(function))
 
 
 @jit
 def mix(word: Any) -> Any:
-    """One SplitMix64 step; the twin of `randomness.mix`."""
+    """Return one SplitMix64 step; the twin of `randomness.mix`."""
     word = word + GAMMA
     word = (word ^ (word >> np.uint64(30))) * _MUL1
     word = (word ^ (word >> np.uint64(27))) * _MUL2
@@ -71,12 +71,12 @@ def _pool(_process: int, threads: int) -> ThreadPoolExecutor:
 
 
 def parts_for(size: int) -> int:
-    """Into how many parts work on so many coordinates is cut."""
+    """Return how many parts to divide the work on so many coordinates into."""
     return max(1, min(torch.get_num_threads(), size // SHARED_OUT))
 
 
 def share_out(parts: int, work: Callable[[int], None]) -> None:
-    """Do every part, the first one in this thread."""
+    """Run all parts, the first one on this thread."""
     if parts == 1:
         work(0)
         return
@@ -87,7 +87,7 @@ def share_out(parts: int, work: Callable[[int], None]) -> None:
 
 
 def is_flat(tensor: Tensor, *dtypes: torch.dtype) -> bool:
-    """Whether loops can walk over a tensor's memory."""
+    """Return whether compiled loops can read a tensor's memory."""
     is_plain = tensor.dim() == 1 and tensor.is_contiguous() and tensor.device == CPU
     return is_plain and tensor.dtype in dtypes
 

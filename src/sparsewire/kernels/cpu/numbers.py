@@ -1,7 +1,7 @@
-"""Numbers as bits: magnitudes in order, and halves widened.
+"""Numbers as bits: magnitudes in order, and 16-bit numbers widened.
 
-Magnitudes of float32 are compared as bits without the sign, which is the order of the numbers; NaN
-counts as infinite.
+Magnitudes of float32 are compared as bits without the sign, which have the same order; NaN counts
+as infinite.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from .jit import Array, jit
 
 MAGNITUDE = np.uint32(0x7FFFFFFF)
 INFINITE = np.uint32(0x7F800000)
-NONE = np.uint32(0)  # a floor that everything reaches
-NEVER = np.uint32(0xFFFFFFFF)  # a floor that nothing reaches
+NONE = np.uint32(0)  # a floor that every magnitude reaches
+NEVER = np.uint32(0xFFFFFFFF)  # a floor that no magnitude reaches
 PLAIN, BFLOAT16, FLOAT16 = range(3)  # kinds of addends
 
 
 class Sources(NamedTuple):
-    """What is deposited: before + addend.
+    """The terms of the accumulation: before + addend.
 
-    Without `before` that array is empty. An addend of 16 bits is in `halves`, and `addend` is then
-    empty.
+    If there is no `before`, the array is empty. An addend of 16 bits is in `halves`, and `addend`
+    is then empty.
     """
 
     before: Array
@@ -39,13 +39,13 @@ def magnitude(bits: Any) -> Any:
 
 @jit
 def widened(half: Any, kind: int) -> Any:
-    """The bits of a bfloat16 or float16 as those of the same float32."""
+    """Return the bits of a bfloat16 or float16 as those of the equal float32."""
     half = np.uint32(half)
     if kind == BFLOAT16:
         return np.uint32(half << np.uint32(16))
     sign = np.uint32((half & np.uint32(0x8000)) << np.uint32(16))
     rest = np.uint32(half & np.uint32(0x7FFF))
-    if rest < np.uint32(0x400):  # below the normal numbers: a multiple of 2^-24
+    if rest < np.uint32(0x400):  # subnormal: a multiple of 2^-24
         small = np.float32(np.float32(rest) * np.float32(2.0**-24))
         return np.uint32(sign | np.float32(small).view(np.uint32))
     bias = np.uint32(224 << 23) if rest >= np.uint32(0x7C00) else np.uint32(112 << 23)
@@ -64,7 +64,7 @@ def widen(halves: Array, kind: int, out: Array) -> None:
 
 @jit
 def reaching(raw: Array, floor: Any) -> Any:
-    """How many magnitudes reach the floor."""
+    """Return how many magnitudes reach the floor."""
     count = np.int32(0)
     for n in range(len(raw)):
         count += np.int32(magnitude(raw[n]) >= floor)
@@ -73,7 +73,7 @@ def reaching(raw: Array, floor: Any) -> Any:
 
 @jit
 def kth_magnitude(raw: Array, count: Any) -> Any:
-    """The largest floor that `count` of the magnitudes reach, bit by bit."""
+    """Return the largest floor that `count` of the magnitudes reach, found bit by bit."""
     floor = np.uint32(0)
     for bit in range(30, -1, -1):
         higher = np.uint32(floor | np.uint32(1 << bit))

@@ -1,4 +1,4 @@
-"""Dealing entries out to the owners of their coordinates, and back: one look at each entry."""
+"""Distributing entries among the owners of their coordinates, and back: one look at each entry."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...workspace import Workspace
 from .. import reference
 from .jit import Array, array, is_flat, jit
 
-_BITS = BLOCK.bit_length() - 1  # of a place on a card
+_BITS = BLOCK.bit_length() - 1  # of a position in a block
 
 
 class _Columns(NamedTuple):
@@ -53,18 +53,18 @@ def collect(places: Tensor, owner: int, shards: Shards, work: Workspace) -> Tens
 
 @jit
 def _rotation(turn: int, key: int, world_size: int) -> int:
-    """The twin of `cards.rotation`."""
+    """The twin of `shards.rotation`."""
     return (((turn * 40503 + key) & 0xFFFF) * world_size) >> 16
 
 
 @jit
 def _deal(indices: Array, places: Array, sources: Array, table: _Columns, size: int) -> None:
-    """Indices ascend, so parameter and segment only ever move on: each is read once."""
+    """Distribute entries. Indices ascend, so each parameter and segment is read once."""
     starts, keys, local = table.starts, table.keys, table.local
     segments, capacities, slots = table.segments, table.capacities, table.slots
     world_size = len(capacities)
     whole_turn = BLOCK * world_size
-    inverse = 1 / whole_turn  # division of whole numbers takes ten times as long
+    inverse = 1 / whole_turn  # integer division takes ten times as long
     filled = slots[:world_size].copy()
     ends = filled.copy()  # where each owner's slots for the current segment end
     param, segment = -1, -1
@@ -107,7 +107,7 @@ def _collect(
         if not 0 <= place < count:
             indices[n] = size
             continue
-        if place < local[param]:  # only of corrupt messages
+        if place < local[param]:  # happens only with corrupt messages
             param = 0
         while param + 1 < len(local) and local[param + 1] <= place:
             param += 1

@@ -1,7 +1,7 @@
-"""What numba has no words for: vectors of 64 numbers, bits, and memory known by its address.
+"""What numba cannot express: vectors of 64 numbers, bits, and memory at an address.
 
-A stripe of 64 becomes the widest instructions that the processor has, whatever the compiler makes
-of the loop around it. Addresses are int64; who calls must know that the memory is there.
+A stripe of 64 numbers compiles to the widest instructions of the processor, whatever the compiler
+does with the loop around it. Addresses are int64; the caller must make sure that the memory exists.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 from .jit import Array, jit
 from .numbers import INFINITE, MAGNITUDE
 
-STRIPE = 64  # numbers, as many as a word has bits
+STRIPE = 64  # numbers: as many as the bits of a word
 
 _BIT, _INT, _WORD, _FLOAT = ir.IntType(1), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _FLOATS, _INTS, _BITS = (ir.VectorType(kind, STRIPE) for kind in (_FLOAT, _INT, _BIT))
@@ -30,7 +30,7 @@ def _intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @_intrinsic
 def lowest_bit(_typing: Any, word: Any) -> Any:
-    """The place of the lowest bit set in a uint64; 64 if there is none."""
+    """Return the position of the lowest bit set in a uint64; 64 if there is none."""
 
     def build(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         return builder.cttz(values[0], _BIT(0))
@@ -40,7 +40,7 @@ def lowest_bit(_typing: Any, word: Any) -> Any:
 
 @_intrinsic
 def bits_set(_typing: Any, word: Any) -> Any:
-    """How many bits of a uint64 are set."""
+    """Return how many bits of a uint64 are set."""
 
     def build(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         return builder.ctpop(values[0])
@@ -54,7 +54,7 @@ def _spread(builder: Any, value: Any) -> Any:
 
 
 def _total(builder: Any, vector: Any) -> Any:
-    """The sum of a vector: its upper half is added to the lower, and so on."""
+    """Return the sum of a vector: add its upper half to the lower, and so on."""
     width = STRIPE
     while width > 1:
         width //= 2
@@ -98,10 +98,11 @@ _DEPOSIT = types.Tuple(  # type: ignore[no-untyped-call]
 def deposit_stripe(
     _typing: Any, left: Any, right: Any, sums: Any, goal: Any, floor: Any, given: Any
 ) -> Any:
-    """sums = left + right; goal = sums, but zero where they are taken out.
+    """Compute sums = left + right, and goal = sums, but zero where entries are taken out.
 
-    Taken out is what reaches the floor and what has its bit set in the word `given`. Returns the
-    word of all that are, the word of those that are not finite, and the sum of squares of `right`.
+    Entries are taken out if they reach the floor or have their bit set in the word `given`. Returns
+    the word of all of these, the word of those that are not finite, and the sum of squares of
+    `right`.
     """
     return _DEPOSIT, partial(_build_deposit, False)
 
@@ -110,13 +111,13 @@ def deposit_stripe(
 def deposit_stripe_past_cache(
     _typing: Any, left: Any, right: Any, sums: Any, goal: Any, floor: Any, given: Any
 ) -> Any:
-    """The same, writing `goal`, on a multiple of 64 bytes, to memory without reading it first."""
+    """The same, writing `goal`, a multiple of 64 bytes, past the cache without reading it first."""
     return _DEPOSIT, partial(_build_deposit, True)
 
 
 @_intrinsic
 def copy_stripe_past_cache(_typing: Any, source: Any, goal: Any) -> Any:
-    """Copy a stripe to a multiple of 64 bytes, which is written without being read first."""
+    """Copy a stripe to a multiple of 64 bytes, past the cache without reading it first."""
 
     def build(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         start, end = (builder.inttoptr(value, _FLOATS.as_pointer()) for value in values)
@@ -132,7 +133,7 @@ def copy_stripe_past_cache(_typing: Any, source: Any, goal: Any) -> Any:
 
 @_intrinsic
 def finish_writing(_typing: Any) -> Any:
-    """Let other threads see what was written past the cache."""
+    """Make what was written past the cache visible to other threads."""
 
     def build(context: Any, builder: Any, _signature: Any, _values: Any) -> Any:
         builder.fence("seq_cst")
@@ -151,7 +152,7 @@ def _pointer(_typing: Any, address: Any) -> Any:
 
 @jit
 def int64_at(address: int, length: Any) -> Array:
-    """Memory as an array: any number of them can be passed to one compiled loop."""
+    """Return memory as an array, so that one compiled loop can get any number of arrays."""
     return carray(_pointer(address), length, np.int64)
 
 

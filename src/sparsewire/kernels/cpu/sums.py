@@ -1,4 +1,4 @@
-"""Adding messages up, tile by tile of the result, so that each is written once."""
+"""Summing messages, tile by tile of the result, so that each tile is written once."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from .stripes import (
 
 COUNT, INDICES, VALUES = range(3)  # columns of the table of messages; the last two are addresses
 START, STOP, PLACE = range(3)  # columns of the table of dense runs
-_BLOCK = 4096  # coordinates of the result that stay in the cache
-_LARGE = 1 << 21  # coordinates of a result that the cache cannot hold until it is used
+_BLOCK = 4096  # coordinates of the result that fit into the cache
+_LARGE = 1 << 21  # coordinates; a result of this size does not stay in the cache until it is used
 
 
 def add_up(
@@ -73,7 +73,7 @@ def put_back(
 
 
 def _runs(segments: Segments, work: Workspace) -> Array:
-    """The dense runs as rows of start, stop and the place of the first value."""
+    """Return the dense runs as rows of start, stop and the position of the first value."""
 
     def make() -> Array:
         rows, at = [], 0
@@ -95,10 +95,10 @@ def _add_up(
     runs: Array,
     past_cache: bool,
 ) -> None:
-    """The sum of all messages in [begin, end); `messages` are rows of count and two addresses.
+    """Sum all messages in [begin, end); `messages` are rows of a count and two addresses.
 
-    Reads every message once. The result is written once: a block of it is added up in the cache,
-    and if the result is large, it goes to memory without being read first.
+    Reads every message once and writes the result once: a block of it is summed in the cache and,
+    if the result is large, written past the cache without being read first.
     """
     cursors = np.empty(len(messages), np.int64)
     for rank in range(len(messages)):

@@ -1,6 +1,6 @@
-"""The loops of a withdrawal: deposit a tile, take its candidates out, put the smaller ones back.
+"""The loops of a selection: accumulate a tile, take its candidates out, put surplus ones back.
 
-Candidates are kept as bits of float32 (`raw`) with their places, ascending.
+Candidates are float32 values, kept as bits (`raw`), with their positions (`places`), ascending.
 """
 
 from __future__ import annotations
@@ -34,50 +34,51 @@ from .stripes import (
     lowest_bit,
 )
 
-TILE = 8192  # coordinates of one round
-SHORT = 8 * STRIPE  # a tile that is not worth a head and a rest
+TILE = 8192  # coordinates of a tile
+SHORT = 8 * STRIPE  # a shorter tile is not worth a head and a rest
 LEAP = 4 * STRIPE  # bytes
 PAGE = 1024  # numbers
 
 
 class Tiles(NamedTuple):
-    """The tiles of one thread, and what is seen of each of them."""
+    """The tiles of one thread, and results about each of them."""
 
     starts: Array
     stops: Array
     params: Array
     segments: Array  # -1 where the segment is sent densely
-    dense: Array  # where the values of such a tile begin among the dense values, else -1
-    squares: Array  # written: the sum of squares of what was deposited
+    dense: Array  # where the values of such a tile begin among the dense values, or else -1
+    squares: Array  # written: the sum of squares of the addend
 
 
 class Candidates(NamedTuple):
-    """Entries that were taken out because they reach a floor, segment after segment."""
+    """Entries that were taken out because they reach a floor, segment by segment."""
 
     raw: Array  # the values' bits
     places: Array
-    found: Array  # how many there are of every segment
+    found: Array  # how many of them are in each segment
 
 
 class Picks(NamedTuple):
-    """Entries that are taken out because of where they lie."""
+    """Entries that are taken out because of their position."""
 
     places: Array
     values: Array  # written
 
 
 class Scratch(NamedTuple):
-    """Memory of one thread, all of it small enough for its caches."""
+    """Memory of one thread, small enough for its caches."""
 
     space: Array  # see `_divide`
-    marks: Array  # a bit for every coordinate of a tile that is picked; zero between two tiles
+    marks: Array  # a bit for every picked coordinate of a tile; all zero between two tiles
     sample: Array
 
     @staticmethod
     def make() -> Scratch:
-        """Make it outside of compiled loops, which let go of arrays whose address is still in use.
+        """Create it outside of compiled loops, which free arrays whose address is still in use.
 
-        It begins with a page of memory: what is written all the time must not cross the next one.
+        It begins at a page boundary: memory that is written all the time must not cross into
+        another page.
         """
         length = 2 * TILE + 6 * STRIPE
         space = np.zeros(length + PAGE, np.float32)
@@ -88,7 +89,7 @@ class Scratch(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A tile by addresses: goal = left + right. A step of zero adds the same stripe everywhere."""
+    """A tile by its addresses: goal = left + right. With a step of 0, `left` is the same stripe."""
 
     left: Any
     step: Any
@@ -100,7 +101,7 @@ class Span(NamedTuple):
 
 @jit
 def _divide(space: Array) -> tuple[Array, Array, Array, Array]:
-    """Five stripes for less than one, a stripe that adds nothing, and two tiles.
+    """Return five stripes as buffers, a stripe that adds nothing, and two tiles.
 
     -0 adds nothing to any number, not even to -0.
     """
@@ -120,7 +121,7 @@ def _exact_squares(addend: Array) -> float:
 def keep_largest(raw: Array, places: Array, begin: Any, end: Any, count: int, bits: Array) -> Any:
     """Keep the `count` largest of the candidates in [begin, end), and put the others back.
 
-    Of equal ones those on the left are kept. Returns the smallest magnitude kept.
+    Of equal candidates, those at lower positions are kept. Returns the smallest magnitude kept.
     """
     floor = kth_magnitude(raw[begin:end], count)
     above = reaching(raw[begin:end], np.uint32(floor + np.uint32(1)))
@@ -143,7 +144,7 @@ def keep_largest(raw: Array, places: Array, begin: Any, end: Any, count: int, bi
 def _deposit_rest(
     left: Any, right: Any, goal: Any, count: Any, floor: Any, given: Any, rest: Array
 ) -> Any:
-    """A stripe of which there are only `count` numbers."""
+    """Accumulate a stripe of only `count` numbers."""
     lefts, rights, goals = (
         float32_at(left, count),
         float32_at(right, count),
@@ -166,10 +167,10 @@ def _deposit_rest(
 
 @jit
 def _take(word: Any, base: Any, sums: Array, raw: Array, places: Array, at: Any) -> Any:
-    """Write down the sums of a stripe whose bits are set in the word, and their places.
+    """Write the sums of a stripe whose bits are set in the word, and their positions.
 
-    Most words have two at most: these are written without asking, and what is none is overwritten
-    by the next.
+    Most words have at most two. Two are therefore written unconditionally, and a sum whose bit is
+    not set is overwritten by the next.
     """
     one = np.uint64(1)
     first = lowest_bit(word)
@@ -189,7 +190,7 @@ def _take(word: Any, base: Any, sums: Array, raw: Array, places: Array, at: Any)
 
 @jit
 def _head(goal: int, length: int, past_cache: bool) -> Any:
-    """How many numbers of a tile come before the first line of memory that it fills."""
+    """Return how many numbers of a tile come before the first cache line that it fills."""
     return min(length, ((-goal) & 63) >> 2) if past_cache else np.int64(0)
 
 
@@ -204,12 +205,12 @@ def _deposit(
     places: Array,
     at: Any,
 ) -> Any:
-    """Add a tile up, and take out what reaches the floor, and what is marked.
+    """Accumulate a tile, and take out what reaches the floor and what is marked.
 
-    The first word of `marks` is for the head, in its upper bits, and the others follow. What is
-    taken out goes to `raw` and `places`, up to the first number returned; the others are the sum of
-    squares, and whether a sum is not finite. Reads left and right once and writes goal once: past
-    the cache, without reading it first.
+    The first word of `marks` is for the head, in its upper bits, and the others follow. Entries
+    that are taken out go to `raw` and `places`. Returns their end, the sum of squares, and whether
+    a sum is not finite. Reads left and right once and writes goal once, past the cache if asked,
+    without reading it first.
     """
     left, step, right, goal, start, length = span
     sums, sum_bits = address(rest), rest.view(np.uint32)
@@ -250,7 +251,7 @@ def _deposit(
 def _close(
     candidates: Candidates, begin: Any, at: Any, limit: Any, segment: Any, bits: Array
 ) -> Any:
-    """Keep at most `limit` candidates of a segment that is done; returns where they end."""
+    """Keep at most `limit` candidates of a finished segment. Return the end of the candidates."""
     if at - begin > limit:
         keep_largest(candidates.raw, candidates.places, begin, at, limit, bits)
         at = begin + limit
@@ -260,7 +261,7 @@ def _close(
 
 @jit
 def _mark(chosen: Array, cursor: Any, stop: Any, shift: Any, marks: Array) -> Any:
-    """Mark the places before `stop`; returns the number of the next."""
+    """Mark the positions before `stop`. Return the number of the next one."""
     while cursor < len(chosen) and chosen[cursor] < stop:
         place = chosen[cursor] + shift
         marks[place >> 6] |= np.uint64(1) << np.uint64(place & 63)
@@ -281,11 +282,11 @@ def walk(
     past_cache: bool,
     scratch: Scratch,
 ) -> Any:
-    """Deposit tiles and withdraw from them; returns the first non-finite parameter, or -1.
+    """Accumulate tiles and take candidates out. Return the first non-finite parameter, or -1.
 
-    Dense tiles move to `dense`. Of every segment at most its limit of the entries that reach
-    `floors` are left in `candidates`. With strides, floors are thresholds found on a sample, just
-    before the segment is walked over, which brings it into the cache. Without floors, `picks` are
+    Dense tiles move to `dense`. At most the limit of each segment's entries that reach `floors` are
+    left in `candidates`. With strides, floors are thresholds, estimated on a sample just before the
+    segment is processed, which also brings the segment into the cache. Without floors, `picks` are
     taken out.
 
     Memory: reads before and addend and writes after, once each; a large `after` past the cache. A
@@ -318,7 +319,7 @@ def walk(
         elif at - begin + length > 2 * segments.limits[segment] + 2 * TILE:
             least = keep_largest(raw, places, begin, at, segments.limits[segment], bits)
             at = begin + segments.limits[segment]
-            floor = np.uint32(least + np.uint32(1))  # equal ones come too late
+            floor = np.uint32(least + np.uint32(1))  # equal ones come later and do not count
         if len(sources.before):
             left, step = address(sources.before) + 4 * start, np.int64(LEAP)
         if sources.kind == PLAIN:
@@ -362,9 +363,9 @@ def _search(
     at: Any,
     scratch: Scratch,
 ) -> Any:
-    """Take candidates out of a segment that is deposited already; as `walk` does.
+    """Take candidates out of a segment that is accumulated already, as `walk` does.
 
-    Reads the segment once more. Only what is taken out is written.
+    Reads the segment once more. Only positions of candidates are written.
     """
     bits, raw, places = after.view(np.uint32), candidates.raw, candidates.places
     rest, blank, _, goals = _divide(scratch.space)
@@ -402,9 +403,9 @@ def _search_again(
     spare: Any,
     scratch: Scratch,
 ) -> Any:
-    """Find a segment's candidates anew, behind all others; returns where they end.
+    """Find a segment's candidates again, after all other candidates. Return their end.
 
-    A sample of the segment gives a floor, and if that is too high as well, all are candidates.
+    A sample of the segment gives a floor. If that is too high as well, all entries are candidates.
     """
     bits = after.view(np.uint32)
     first, length = segments.starts[segment], segments.lengths[segment]
@@ -429,12 +430,12 @@ def settle(
     values: Array,
     scratch: Scratch,
 ) -> Any:
-    """Write out the candidates of every segment, ascending; returns how many.
+    """Write the candidates of every segment, ascending. Return how many there are.
 
-    Where threads found more than the limit, the largest are kept. Where exactly the limit is wanted
+    Where threads found more than the limit, the largest are kept. If exactly the limit is wanted
     and fewer were found, the floor was too high, and the segment is searched again.
 
-    Memory: reads and writes the candidates alone, and reads the segments that are searched again.
+    Memory: reads and writes only the candidates, and reads the segments that are searched again.
     """
     bits = after.view(np.uint32)
     value_bits = values.view(np.uint32)
