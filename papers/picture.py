@@ -141,12 +141,10 @@ def draw_against_bytes(title: str, board: Board) -> Figure:
         axes.errorbar(
             mark.sent, height, error or None, fmt=shape, color=colour, markersize=6, capsize=3
         )
-        clearly = max(mark.error, _CLOSE * span)
         beaten = any(
-            other is not mark
-            and other.sent <= mark.sent
-            and sign * (other.score - mark.score) > -clearly
+            sign * (other.score - mark.score) > (0 if other.sent == mark.sent else -_CLOSE * span)
             for other in marks
+            if other is not mark and other.sent <= mark.sent
         )
         far += is_far
         if not beaten or is_far:
@@ -170,7 +168,7 @@ def draw_against_bytes(title: str, board: Board) -> Figure:
 
 
 _SHOWN = 0.15  # of the best score: the range of the picture
-_CLOSE = 0.02  # of the range of the picture: closer scores count as equal
+_CLOSE = 0.04  # of the range of the picture: closer scores count as equal
 
 
 def _marks(board: Board) -> list[_Mark]:

@@ -323,6 +323,26 @@ def _best_on_the_way(found: Mapping[Place, Sequence[Mapping[str, Any]]]) -> list
     return said
 
 
+def _where_it_is_lost(found: Mapping[Place, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """How far each row's training loss is from dense, before the first drop and at the end."""
+    said = []
+    for (row, rate), results in found.items():
+        dense = {result["seed"]: result for result in found.get((DENSE, rate), ())}
+        pairs = [(result, dense[result["seed"]]) for result in results if result["seed"] in dense]
+        drops = results[0]["recipe"]["drops"]
+        if row == DENSE or not pairs or not drops:
+            continue
+        before, end = (
+            fmean(one["curves"]["loss"][at] - other["curves"]["loss"][at] for one, other in pairs)
+            for at in (drops[0] - 1, -1)
+        )
+        said.append(
+            f"{row} at {rate}: training loss {before:+.3f} to dense before the first drop, "
+            f"{end:+.3f} at the end ({len(pairs)})"
+        )
+    return said
+
+
 _CLEARLY = 0.005  # nats
 VALID_LOSS = Measure("valid_loss", "validation loss, nats", is_loss=True, digits=3)
 _PHOTO_RATES = (0.03, 0.1, 0.3)
@@ -340,6 +360,7 @@ CIFAR10 = Study(
     },
     seeds={"laptop": (0, 1, 2), "long": (0, 1, 2), "wide": (0, 1, 2), "quick": (0,)},
     remarks=_remarks(ACCURACY),
+    on_curves=_where_it_is_lost,
     shows_bytes=True,
 )
 GPT = Study(

@@ -75,11 +75,11 @@ class Threshold(Sized):
     Arguments:
         ratio: The share of the coordinates to aim at. 0.01 by default.
         count: The number of coordinates of each segment to aim at, instead of a ratio.
-        min_count: With a ratio, send at least this many coordinates of each segment, so that small
-            tensors are sent more densely than large ones.
         sample: The size of the sample over all segments, at least 100. It is divided among the
             segments by length. A segment gets more if fewer than 20 coordinates of its sample would
             reach the threshold.
+        min_count: With a ratio, send at least this many coordinates of each segment, so that small
+            tensors are sent more densely than large ones.
 
     >>> import sparsewire as sw
     >>> selector = sw.Threshold(0.01, sample=10_000)
@@ -151,10 +151,10 @@ class RandomK(_Random):
     Arguments:
         ratio: The share of the coordinates to send. 0.01 by default.
         count: The number of coordinates to send of each segment, instead of a ratio.
-        min_count: With a ratio, send at least this many coordinates of each segment, so that small
-            tensors are sent more densely than large ones.
         shared: If True, all ranks select the same coordinates, and `AllReduce` sums the values. If
             False, every rank selects its own.
+        min_count: With a ratio, send at least this many coordinates of each segment, so that small
+            tensors are sent more densely than large ones.
 
     >>> import sparsewire as sw
     >>> sw.Scheme(sw.RandomK(0.01)).collective
@@ -183,11 +183,11 @@ class BlockRandomK(_Random):
     Arguments:
         ratio: The share of the coordinates to send. 0.01 by default.
         count: The number of coordinates to send of each segment, instead of a ratio.
-        min_count: With a ratio, send at least this many coordinates of each segment, so that small
-            tensors are sent more densely than large ones.
         shared: If False, the default, every rank has a start of its own. If True, all ranks select
             the same run; accuracy then falls as ranks are added (90.6 % instead of 93.1 % with 8
             workers, Table 1 of the paper).
+        min_count: With a ratio, send at least this many coordinates of each segment, so that small
+            tensors are sent more densely than large ones.
 
     >>> import torch
     >>> import sparsewire as sw

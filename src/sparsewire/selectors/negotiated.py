@@ -46,11 +46,11 @@ class TopBlock(Sized):
         ratio: The share of the blocks to send, rounded up and at least one. 0.01 by default.
         count: The number of coordinates of each segment, rounded up to whole blocks, instead of a
             ratio.
-        min_count: With a ratio, send at least this many coordinates of each segment, so that small
-            tensors are sent more densely than large ones.
         block: The number of coordinates in a block. Longer blocks cost accuracy, shorter ones cost
             bytes, since each norm takes as much as a float32 value. At 1 %, the norms cost more
             than the values if a block has fewer than 100 coordinates.
+        min_count: With a ratio, send at least this many coordinates of each segment, so that small
+            tensors are sent more densely than large ones.
 
     >>> import torch
     >>> import sparsewire as sw
