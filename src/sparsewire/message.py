@@ -11,6 +11,7 @@ import struct
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -173,7 +174,7 @@ class Context:
     chunk: int = 0  # also for what is not divided into chunks
     purpose: int = 0
 
-    @property
+    @cached_property
     def common(self) -> int:
         """The part of the key that is the same for all ranks."""
         exchange = fold(self.step, self.bucket, self.scheme, self.layout)
@@ -181,7 +182,7 @@ class Context:
             exchange = fold(exchange, self.purpose)
         return join(exchange, self.chunk) if self.chunk else exchange
 
-    @property
+    @cached_property
     def status(self) -> Context:
         """The context of the status, without the layout: ranks that exchange different parameters
         may compare their statuses."""

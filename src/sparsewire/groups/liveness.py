@@ -203,8 +203,16 @@ class Liveness:
         """
 
         def ask() -> str:
+            began = self.environment.now()
             self.alarm(cause)
-            return self._findings(cause)
+            seconds = self.environment.now() - began
+            finding = self._findings(cause)
+            if seconds > BEHIND and "the process that hosts it" not in finding:
+                finding += (
+                    f"; the store took {seconds:.0f} s to answer: the process that hosts it "
+                    f"(often rank 0) was frozen or cut off, or this one"
+                )
+            return finding
 
         with self._lock:
             if self._finding is None:
