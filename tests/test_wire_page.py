@@ -246,19 +246,19 @@ def test_inside_a_machine() -> None:
     assert shares == struct.pack("<10f", *[0] * 10) + shares[-8:]
     assert sums == struct.pack("<10f", *[0.5] * 10) + sums[-8:]
     for share in (shares, sums):
-        assert _is_sealed(share, _fold(common, 5, 0))
+        assert _is_sealed(share, _fold(common, 5, 0, 0))
     for message, key, held in (
-        (mean, _fold(common, 5), struct.pack("<20f", *[0.5] * 20)),
-        (buffers, _fold(_fold(common, 6), 5), bytes([0, 1, 2, 0, 0, 0, 0, 0])),
-        (statuses, _fold(of_step, 5), statuses[2048:-8]),
+        (mean, _fold(common, 5, 0), struct.pack("<20f", *[0.5] * 20)),
+        (buffers, _fold(_fold(common, 6), 5, 0), bytes([0, 1, 2, 0, 0, 0, 0, 0])),
+        (statuses, _fold(of_step, 5, 0), statuses[2048:-8]),
     ):
         note, rest = message[:2048], message[2048:]
         assert note[:2040] == bytes(2040)
-        assert _is_sealed(note, 0)
+        assert _is_sealed(note, _fold(5, 0))
         assert rest[:-8] == held
         assert _is_sealed(rest, key)
     assert found == struct.pack("<q", -1) + found[-8:]
-    assert _is_sealed(found, _fold(of_step, 5, 0))
+    assert _is_sealed(found, _fold(of_step, 5, 0, 0))
     assert statuses[2048:2064] == struct.pack("<qq", -1, -1)
 
 
@@ -273,7 +273,7 @@ def test_the_note_of_an_error() -> None:
     assert isinstance(error, sw.errors.DisagreementError)
     note = tap.heard[-1][:2048]
     assert note[:2040] == f"DisagreementError\n{error}".encode().ljust(2040, b"\0")
-    assert _is_sealed(note, 0)
+    assert _is_sealed(note, _fold(5, 0))
 
 
 def test_the_audit() -> None:

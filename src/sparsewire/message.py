@@ -106,11 +106,12 @@ def _bytes(data: bytes) -> Tensor:
 
 
 def gather_headers(
-    own: Header, group: GroupName = "exchange", who: str = "rank"
+    own: Header, group: GroupName = "exchange", who: str = "rank", first: int = 0
 ) -> Routine[list[Header]]:
-    """Return the headers of all ranks of a group. Errors call its members `who`."""
+    """Return the headers of all ranks of a group, which are numbered from `first` on. Errors call
+    its members `who`."""
     answers: Sequence[Tensor] = yield all_gather(own.pack(), group=group)
-    return [Header.unpack(data, rank, who) for rank, data in enumerate(answers)]
+    return [Header.unpack(data, rank, who) for rank, data in enumerate(answers, first)]
 
 
 def _difference(headers: Sequence[Header]) -> tuple[str, list[int], int] | None:
@@ -164,7 +165,8 @@ class Context:
     """Which exchange a message belongs to, and which chunk of a sum. It is not sent, but is part of
     every checksum.
 
-    `purpose` is the kind of message, if it is not the payload.
+    `purpose` is the kind of message, if it is not the payload, and `machine` is the number of the
+    machine for messages inside one.
     """
 
     step: int
@@ -173,6 +175,7 @@ class Context:
     layout: int
     chunk: int = 0  # also for what is not divided into chunks
     purpose: int = 0
+    machine: int | None = None
 
     @cached_property
     def common(self) -> int:
@@ -180,6 +183,8 @@ class Context:
         exchange = fold(self.step, self.bucket, self.scheme, self.layout)
         if self.purpose:
             exchange = fold(exchange, self.purpose)
+        if self.machine is not None:
+            exchange = join(exchange, self.machine)
         return join(exchange, self.chunk) if self.chunk else exchange
 
     @cached_property

@@ -105,7 +105,7 @@ def a_machines_steps_are_not_compared(patch: Patch) -> None:
 
 def a_leader_keeps_errors_to_itself(patch: Patch) -> None:
     plain = intra_node._write_note
-    patch.setattr(intra_node, "_write_note", lambda _: plain(None))
+    patch.setattr(intra_node, "_write_note", lambda _, key: plain(None, key))
 
 
 def the_audit_goes_before_the_headers(patch: Patch) -> None:
