@@ -21,6 +21,7 @@ from sparsewire.exchange import Call, Exchange
 from sparsewire.groups import SimulatedGroup
 from sparsewire.kernels import bits
 from sparsewire.message import (
+    CHECKSUM,
     FINE,
     HEADER_BYTES,
     MAGIC,
@@ -350,6 +351,10 @@ def test_statuses() -> None:
         sw.errors.CorruptMessageError, match=f"rank 0 that rank 1 received at.*{REASONS[VALUES]}"
     ):
         check_statuses(torch.stack([first, tensor_of("corruption")]), CONTEXT)
+    overflow = pack_status(torch.tensor(corruption_code(0, VALUES)), fine, CONTEXT.status.key(0))
+    share = pack_status(torch.tensor(corruption_code(3, CHECKSUM)), fine, CONTEXT.status.key(1))
+    with pytest.raises(sw.errors.CorruptMessageError, match=r"rank 3 that rank 1 received at"):
+        check_statuses(torch.stack([overflow, share]), CONTEXT)
     non_finite = pack_status(fine, torch.tensor(5), CONTEXT.status.key(0))
     assert check_statuses(torch.stack([non_finite, tensor_of("status")]), CONTEXT) == {0: 5}
 

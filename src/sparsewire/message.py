@@ -297,13 +297,19 @@ def check_statuses(statuses: Tensor, context: Context, who: str = "rank") -> dic
     bad = {rank: non_finite for rank, (_, non_finite, _) in enumerate(words) if non_finite != FINE}
     if bad:
         return bad  # the messages of these ranks may count as corrupt as well
-    for receiver, (corruption, _, _) in enumerate(words):
-        if corruption != FINE:
-            raise CorruptMessageError(
-                f"{_corruption_text(corruption, receiver, where, who)}. No rank took the step, "
-                f"and no residual changed"
-            )
+    found = [(receiver, code) for receiver, (code, _, _) in enumerate(words) if code != FINE]
+    if found:
+        # a sum of corrupt shares may not be finite, on ranks to which nothing else arrived corrupt
+        receiver, code = min(found, key=lambda each: _is_of_values(each[1]))
+        raise CorruptMessageError(
+            f"{_corruption_text(code, receiver, where, who)}. No rank took the step, "
+            f"and no residual changed"
+        )
     return {}
+
+
+def _is_of_values(code: int) -> bool:
+    return code > FINE and code % len(REASONS) == VALUES
 
 
 def _corruption_text(code: int, receiver: int, where: str, who: str) -> str:
