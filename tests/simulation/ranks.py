@@ -31,7 +31,7 @@ from sparsewire.groups import drive
 from sparsewire.groups.connection import Connection
 from sparsewire.groups.hierarchy import Hierarchy
 from sparsewire.groups.liveness import Liveness
-from sparsewire.groups.thread import ExchangeThread, Watcher
+from sparsewire.groups.thread import ExchangeThread, Watcher, _running
 from sparsewire.scheme import AnyScheme
 from sparsewire.segments import ParamSlice
 from sparsewire.session import Session, Topology, handshake
@@ -139,6 +139,9 @@ class Team:
             for held in (*vars(program).values(), program):
                 if isinstance(held, (Pipeline, Rounds, Updates, Program)):
                     vars(held).clear()
+        for watcher in list(_running):  # the interpreter would stop them at exit
+            if isinstance(watcher._environment, VirtualEnvironment):
+                _running.discard(watcher)
         world = self.world
         for each in (*self.processes, self.network, world, self):
             vars(each).clear()

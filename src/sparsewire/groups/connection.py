@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -116,6 +116,12 @@ class Connection:
         self._store.wait(keys, datetime.timedelta(seconds=self.timeout))
         common = set.intersection(*(set(json.loads(self._store.get(key))) for key in keys))
         return min(common, default=None)
+
+    def _forget(self, store: Store) -> None:
+        """Take back what this rank wrote at an earlier meeting: the store would keep it."""
+        with suppress(RuntimeError, NotImplementedError):  # not every store can
+            for what in ("come", "doubles", "pairs"):
+                store.delete_key(f"{what}/{self.rank}")
 
     @property
     def doing(self) -> str:
