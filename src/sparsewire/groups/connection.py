@@ -89,8 +89,9 @@ class Connection:
         except RuntimeError as cause:
             raise self.failure(cause) from cause
         except TimeoutError as cause:
-            late = TimeoutError(f"it took more than {limit:.0f} seconds")
-            raise self.failure(late) from cause
+            late = self.failure(TimeoutError(f"it took more than {limit:.0f} seconds"))
+            self.liveness.give_up(late)  # the thread that was left behind must not stay in Gloo
+            raise late from cause
 
     def find_common(self, what: str, spares: Iterable[int]) -> int | None:
         """Return the first of these numbers that every rank has, if there is one.

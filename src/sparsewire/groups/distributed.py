@@ -101,14 +101,17 @@ class DistributedGroup(Connection):
         """Meet the other ranks: the group to talk in, and the way to do so."""
         original = self._original
         if self._is_own:
-            return original, Transport(original, self._device)
+            return original, self._transport_of(original)
         spares = _spares.setdefault(original, {}).setdefault(self.timeout, {})
         store = store_of(original)
         self._made = self._arrive(part_of(store, self.meeting), spares) or self.meeting
         for number in _left.pop(original, ()):  # all have come here, so none is still there
             self._forget(part_of(store, number))
         double = spares.pop(self._made, None) or self._make_double(original)
-        return double, Transport(double, self._device)
+        return double, self._transport_of(double)
+
+    def _transport_of(self, group: dist.ProcessGroup) -> Transport:
+        return Transport(group, self._device, lambda: self.liveness.given_up)
 
     def _make_double(self, original: dist.ProcessGroup) -> dist.ProcessGroup:
         backend = dist.get_backend(original)

@@ -70,10 +70,23 @@ class Transport:
     """Carries bytes between the ranks of a process group, from and into tensors on `device`.
 
     What a backend does not support raises at once, when its replacement is looked for.
+
+    Arguments:
+        group: the process group.
+        device: where messages lie.
+        is_given_up: whether nobody waits any more for this to be made.
     """
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        is_given_up: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._group = group
+        self._is_given_up = is_given_up
+        # Gloo's all-gather wakes every rank up for each of W − 1 hops, which costs more than bytes
+        self._is_gloo = "gloo" in str(dist.get_backend_config(group)) and device.type == "cpu"
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
         probe = torch.zeros(self._size, 1, dtype=torch.uint8, device=device)
         # the name changed from all_gather_into_tensor to all_gather_single in torch 2.13
@@ -84,18 +97,17 @@ class Transport:
         self._deliver = self._first_of(
             (self._at_once, self._in_pairs), torch.empty_like(probe), probe
         )
-        # Gloo's all-gather wakes every rank up for each of W − 1 hops, which costs more than bytes
-        self._is_gloo = "gloo" in str(dist.get_backend_config(group)) and device.type == "cpu"
 
-    @staticmethod
     def _first_of(
+        self,
         ways: tuple[Callable[[Tensor, Tensor], Work], Callable[[Tensor, Tensor], Work]],
         output: Tensor,
         probe: Tensor,
     ) -> Callable[[Tensor, Tensor], Work]:
         best, other = ways
         try:
-            best(output, probe).wait()
+            if not self.wait(best(output, probe), self._is_given_up):
+                raise RuntimeError("nobody waits for this connection any more")
         except (RuntimeError, NotImplementedError) as error:
             if "support" not in str(error).lower():
                 raise
@@ -123,8 +135,10 @@ class Transport:
 
         A thread that is still inside Gloo when the interpreter exits would abort the process.
         """
-        if self._is_gloo and isinstance(work, BackendWork):
-            return wait_in_slices(work, is_given_up)
+        works = work.works if isinstance(work, _All) else [work]
+        limited = [each for each in works if isinstance(each, BackendWork)]
+        if self._is_gloo and len(limited) == len(works):
+            return all(wait_in_slices(each, is_given_up) for each in limited)
         work.wait()  # on a GPU this makes the stream wait, not the thread
         return True
 
