@@ -1,4 +1,4 @@
-"""Real processes with a real Gloo group, kept for many tests: starting torch takes seconds.
+"""Real processes with a real Gloo group, kept for many tests, and forked from one that is warm.
 
     results = cluster.run(function, *arguments)     # function(*arguments) on every rank
 
@@ -73,7 +73,8 @@ class Cluster:
         import torch.distributed as dist
 
         self.size = size
-        context = mp.get_context("spawn")
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(["tests.warm"])
         self.agent: BaseProcess | None = None
         if host == "test":
             self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

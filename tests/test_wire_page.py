@@ -23,6 +23,7 @@ from sparsewire.exchange import Call, Exchange
 from sparsewire.groups import SimulatedGroup
 from sparsewire.kernels import bits
 from sparsewire.message import (
+    CHECKSUM,
     FINE,
     HEADER_BYTES,
     MAGIC,
@@ -249,19 +250,19 @@ def test_inside_a_machine() -> None:
     assert shares == struct.pack("<10f", *[0] * 10) + shares[-8:]
     assert sums == struct.pack("<10f", *[0.5] * 10) + sums[-8:]
     for share in (shares, sums):
-        assert _is_sealed(share, _fold(common, 5, 0))
+        assert _is_sealed(share, _fold(common, 5, 0, 0))
     for message, key, held in (
-        (mean, _fold(common, 5), struct.pack("<20f", *[0.5] * 20)),
-        (buffers, _fold(_fold(common, 6), 5), bytes([0, 1, 2, 0, 0, 0, 0, 0])),
-        (statuses, _fold(of_step, 5), statuses[2048:-8]),
+        (mean, _fold(common, 5, 0), struct.pack("<20f", *[0.5] * 20)),
+        (buffers, _fold(_fold(common, 6), 5, 0), bytes([0, 1, 2, 0, 0, 0, 0, 0])),
+        (statuses, _fold(of_step, 5, 0), statuses[2048:-8]),
     ):
         note, rest = message[:2048], message[2048:]
         assert note[:2040] == bytes(2040)
-        assert _is_sealed(note, 0)
+        assert _is_sealed(note, _fold(5, 0))
         assert rest[:-8] == held
         assert _is_sealed(rest, key)
     assert found == struct.pack("<q", -1) + found[-8:]
-    assert _is_sealed(found, _fold(of_step, 5, 0))
+    assert _is_sealed(found, _fold(of_step, 5, 0, 0))
     assert statuses[2048:2064] == struct.pack("<qq", -1, -1)
 
 
@@ -276,7 +277,7 @@ def test_the_note_of_an_error() -> None:
     assert isinstance(error, sw.errors.DisagreementError)
     note = tap.heard[-1][:2048]
     assert note[:2040] == f"DisagreementError\n{error}".encode().ljust(2040, b"\0")
-    assert _is_sealed(note, 0)
+    assert _is_sealed(note, _fold(5, 0))
 
 
 def test_the_audit() -> None:
@@ -353,6 +354,10 @@ def test_statuses() -> None:
         sw.errors.CorruptMessageError, match=f"rank 0 that rank 1 received at.*{REASONS[VALUES]}"
     ):
         check_statuses(torch.stack([first, tensor_of("corruption")]), CONTEXT)
+    overflow = pack_status(torch.tensor(corruption_code(0, VALUES)), fine, CONTEXT.status.key(0))
+    share = pack_status(torch.tensor(corruption_code(3, CHECKSUM)), fine, CONTEXT.status.key(1))
+    with pytest.raises(sw.errors.CorruptMessageError, match=r"rank 3 that rank 1 received at"):
+        check_statuses(torch.stack([overflow, share]), CONTEXT)
     non_finite = pack_status(fine, torch.tensor(5), CONTEXT.status.key(0))
     assert check_statuses(torch.stack([non_finite, tensor_of("status")]), CONTEXT) == {0: 5}
 

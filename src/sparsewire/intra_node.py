@@ -2,7 +2,7 @@
 
 Their gradients are averaged. The first rank, the leader, exchanges the average with the leaders of
 the other machines, and all ranks of the machine get the leader's result. Every message has a
-checksum, whose key depends on the step and the bucket.
+checksum, whose key depends on the machine, the step and the bucket.
 """
 
 from __future__ import annotations
@@ -49,21 +49,26 @@ class Machine:
     Arguments:
         rank: the rank on this machine; 0 is the leader.
         size: the number of ranks of the machine.
+        number: the number of the machine.
         dtype: the type of sums of gradients; the gradient's own type if None.
         work: buffers.
     """
 
-    def __init__(self, rank: int, size: int, dtype: torch.dtype | None, work: Workspace) -> None:
+    def __init__(
+        self, rank: int, size: int, number: int, dtype: torch.dtype | None, work: Workspace
+    ) -> None:
         self.rank = rank
         self.size = size
+        self.number = number
         self._dtype = dtype
         self._work = work
         self._corruption: list[Tensor] = []
 
     def compare(self, header: Header) -> Routine[int]:
         """Return what the ranks of the machine disagree on, in the form that the header has."""
-        own = replace(header, rank=self.rank)
-        return local_difference((yield from gather_headers(own, "intra_node")))
+        first = self.number * self.size
+        own = replace(header, rank=first + self.rank)
+        return local_difference((yield from gather_headers(own, "intra_node", first=first)))
 
     def average(self, flat: Tensor, context: Context) -> Routine[None]:
         """Replace a flat gradient by the mean over the machine."""
@@ -71,7 +76,7 @@ class Machine:
         total = yield from sum_over_ranks(
             flat.to(dtype),
             dtype,
-            replace(context, purpose=INTRA_NODE),
+            self._inside(context),
             self.rank,
             self.size,
             self._work,
@@ -98,7 +103,7 @@ class Machine:
         Returns:
             The bytes, and whether they arrived intact; if not, that is noted.
         """
-        nbytes, key = payload.numel(), fold(context.common, INTRA_NODE)
+        nbytes, key = payload.numel(), fold(context.common, INTRA_NODE, self.number)
         size = NOTE_BYTES + bytes_with_checksum(nbytes)
         message = self._work.buffer("machine", size, payload.device)
         error: Exception | None = None
@@ -110,9 +115,9 @@ class Machine:
                 add_checksum(body, key)
             except Exception as raised:
                 error = raised
-            message[:NOTE_BYTES] = _write_note(error)
+            message[:NOTE_BYTES] = _write_note(error, self._note_key)
         told = yield broadcast(message, 0, "intra_node")
-        error = error or _read_note(told[:NOTE_BYTES], context)
+        error = error or self._read_note(told[:NOTE_BYTES], context)
         if error is not None:
             raise error
         is_fine = matches_checksum(told[NOTE_BYTES:], key)
@@ -133,14 +138,44 @@ class Machine:
         own = torch.stack(self._corruption).cpu()
         rows, corruption = yield from gather_checked(
             own.view(torch.uint8),
-            replace(context.status, purpose=INTRA_NODE),
+            self._inside(context.status),
             self.rank,
             "intra_node",
         )
         if self.rank == 0 and int(corruption) != FINE:
-            raise unreadable(int(corruption) // len(REASONS), context)
+            raise self.unreadable(int(corruption) // len(REASONS), context)
         found = torch.stack(rows).view(torch.int64)
         return [_first_code(codes) for codes in found.T.tolist()]
+
+    def _inside(self, context: Context) -> Context:
+        """Return the context of what the ranks of this machine send each other in an exchange."""
+        return replace(context, purpose=INTRA_NODE, machine=self.number)
+
+    @property
+    def _note_key(self) -> int:
+        """The key of notes, which every rank of the machine can read, at whichever step it is."""
+        return fold(INTRA_NODE, self.number)
+
+    def _read_note(self, note: Tensor, context: Context) -> SparsewireError | None:
+        """Return the error that a leader sent to its machine, if any."""
+        note = note.cpu()
+        if not bool(matches_checksum(note, self._note_key)):
+            return self.unreadable(0, context)
+        text = note[:-CHECKSUM_BYTES].numpy().tobytes().rstrip(b"\0").decode(errors="ignore")
+        if not text:
+            return None
+        name, _, words = text.partition("\n")
+        error: SparsewireError = _ERRORS[name](words)
+        return error
+
+    def unreadable(self, sender: int, context: Context) -> ExchangeError:
+        """Return the error of a rank that alone cannot read what another of its machine sent."""
+        return ExchangeError(
+            f"what rank {sender} of machine {self.number} told its machine at step {context.step}, "
+            f"bucket {context.bucket}, arrived corrupt, or the ranks are not at the same step. The "
+            f"other ranks may have gone on, so the group is broken: restart all ranks from a "
+            f"checkpoint"
+        )
 
 
 def _first_code(codes: Sequence[int]) -> int:
@@ -151,11 +186,8 @@ def _first_code(codes: Sequence[int]) -> int:
     return FINE
 
 
-def _write_note(error: Exception | None) -> Tensor:
-    """Return an error as a message of a fixed size, which is empty for none.
-
-    Every rank can read it, even one that is at another step.
-    """
+def _write_note(error: Exception | None, key: int) -> Tensor:
+    """Return an error as a message of a fixed size, which is empty for none."""
     text = ""
     if isinstance(error, SparsewireError):
         kind = next(base for base in type(error).__mro__ if base.__name__ in _ERRORS)
@@ -163,29 +195,7 @@ def _write_note(error: Exception | None) -> Tensor:
     elif error is not None:
         text = f"ExchangeError\nthe leader of this machine met {type(error).__name__}: {error}"
     data = text.encode()[: NOTE_BYTES - CHECKSUM_BYTES].ljust(NOTE_BYTES, b"\0")
-    return add_checksum(torch.frombuffer(bytearray(data), dtype=torch.uint8), 0)
-
-
-def _read_note(note: Tensor, context: Context) -> SparsewireError | None:
-    """Return the error that a leader sent to its machine, if any."""
-    note = note.cpu()
-    if not bool(matches_checksum(note, 0)):
-        return unreadable(0, context)
-    text = note[:-CHECKSUM_BYTES].numpy().tobytes().rstrip(b"\0").decode(errors="ignore")
-    if not text:
-        return None
-    name, _, words = text.partition("\n")
-    error: SparsewireError = _ERRORS[name](words)
-    return error
-
-
-def unreadable(sender: int, context: Context) -> ExchangeError:
-    """Return the error for a rank that cannot read a message of its machine, unlike the others."""
-    return ExchangeError(
-        f"what rank {sender} of this machine told at step {context.step}, bucket {context.bucket}, "
-        f"arrived corrupt, or the ranks are not at the same step. The other ranks may have gone "
-        f"on, so the group is broken: restart all ranks from a checkpoint"
-    )
+    return add_checksum(torch.frombuffer(bytearray(data), dtype=torch.uint8), key)
 
 
 _ERRORS = {

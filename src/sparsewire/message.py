@@ -11,6 +11,7 @@ import struct
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -105,11 +106,12 @@ def _bytes(data: bytes) -> Tensor:
 
 
 def gather_headers(
-    own: Header, group: GroupName = "exchange", who: str = "rank"
+    own: Header, group: GroupName = "exchange", who: str = "rank", first: int = 0
 ) -> Routine[list[Header]]:
-    """Return the headers of all ranks of a group. Errors call its members `who`."""
+    """Return the headers of all ranks of a group, which are numbered from `first` on. Errors call
+    its members `who`."""
     answers: Sequence[Tensor] = yield all_gather(own.pack(), group=group)
-    return [Header.unpack(data, rank, who) for rank, data in enumerate(answers)]
+    return [Header.unpack(data, rank, who) for rank, data in enumerate(answers, first)]
 
 
 def _difference(headers: Sequence[Header]) -> tuple[str, list[int], int] | None:
@@ -163,7 +165,8 @@ class Context:
     """Which exchange a message belongs to, and which chunk of a sum. It is not sent, but is part of
     every checksum.
 
-    `purpose` is the kind of message, if it is not the payload.
+    `purpose` is the kind of message, if it is not the payload, and `machine` is the number of the
+    machine for messages inside one.
     """
 
     step: int
@@ -172,16 +175,19 @@ class Context:
     layout: int
     chunk: int = 0  # also for what is not divided into chunks
     purpose: int = 0
+    machine: int | None = None
 
-    @property
+    @cached_property
     def common(self) -> int:
         """The part of the key that is the same for all ranks."""
         exchange = fold(self.step, self.bucket, self.scheme, self.layout)
         if self.purpose:
             exchange = fold(exchange, self.purpose)
+        if self.machine is not None:
+            exchange = join(exchange, self.machine)
         return join(exchange, self.chunk) if self.chunk else exchange
 
-    @property
+    @cached_property
     def status(self) -> Context:
         """The context of the status, without the layout: ranks that exchange different parameters
         may compare their statuses."""
@@ -291,13 +297,19 @@ def check_statuses(statuses: Tensor, context: Context, who: str = "rank") -> dic
     bad = {rank: non_finite for rank, (_, non_finite, _) in enumerate(words) if non_finite != FINE}
     if bad:
         return bad  # the messages of these ranks may count as corrupt as well
-    for receiver, (corruption, _, _) in enumerate(words):
-        if corruption != FINE:
-            raise CorruptMessageError(
-                f"{_corruption_text(corruption, receiver, where, who)}. No rank took the step, "
-                f"and no residual changed"
-            )
+    found = [(receiver, code) for receiver, (code, _, _) in enumerate(words) if code != FINE]
+    if found:
+        # a sum of corrupt shares may not be finite, on ranks to which nothing else arrived corrupt
+        receiver, code = min(found, key=lambda each: _is_of_values(each[1]))
+        raise CorruptMessageError(
+            f"{_corruption_text(code, receiver, where, who)}. No rank took the step, "
+            f"and no residual changed"
+        )
     return {}
+
+
+def _is_of_values(code: int) -> bool:
+    return code > FINE and code % len(REASONS) == VALUES
 
 
 def _corruption_text(code: int, receiver: int, where: str, who: str) -> str:

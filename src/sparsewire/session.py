@@ -23,7 +23,7 @@ from . import kernels
 from .counters import Counters
 from .errors import CorruptMessageError, ExchangeError, StateError
 from .exchange import Call, Exchange, Finding, NonFinite, read_statuses, status_of
-from .intra_node import Machine, unreadable
+from .intra_node import Machine
 from .message import (
     BUFFERS,
     CHECKSUM,
@@ -262,8 +262,9 @@ class Transaction:
         self._lost: CorruptMessageError | None = None  # by which a machine's gradients are lost
         self._machine: Machine | None = None
         if session.topology.local_world_size > 1:
-            place = session.topology.local_rank, session.topology.local_world_size
-            self._machine = Machine(*place, session.topology.local_dtype, session.work)
+            at = session.topology
+            place = at.local_rank, at.local_world_size, at.rank
+            self._machine = Machine(*place, at.local_dtype, session.work)
         self._calls: list[tuple[Segments, Context]] = []
         self._findings: list[tuple[Finding, StepState]] = []
 
@@ -372,7 +373,7 @@ class Transaction:
             self._gather_statuses(findings), blank, context
         )
         if not bool(is_fine):
-            raise unreadable(0, context)
+            raise machine.unreadable(0, context)
         corruption = statuses.view(-1, STATUS_BYTES).view(torch.int64)[:, 0]
         try:
             return read_statuses(self._calls, statuses, "machine")

@@ -27,13 +27,14 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-def _held() -> tuple[int, int, int]:
-    """Threads, descriptors and process groups of this process."""
+def _held() -> tuple[int, int, int, int]:
+    """Threads, descriptors and process groups of this process, and keys in the store."""
     gc.collect()
     return (
         threading.active_count(),
         len(os.listdir("/proc/self/fd")),
         len(dist.distributed_c10d._world.pg_map),
+        dist.distributed_c10d._get_default_store().num_keys(),
     )
 
 
@@ -59,7 +60,7 @@ def _train_and_drop(form: str) -> None:
     assert wire.steps >= 1
 
 
-def _drop_many(form: str) -> list[tuple[int, int, int]]:
+def _drop_many(form: str) -> list[tuple[int, int, int, int]]:
     held = []
     for _ in range(4):
         _train_and_drop(form)

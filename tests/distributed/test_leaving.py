@@ -68,9 +68,9 @@ def _check_end(rank: int, process: subprocess.Popen[str]) -> None:
 @pytest.mark.slow  # each starts four processes, which cannot be used again
 @pytest.mark.parametrize(
     ("intra_node", "victim"),
-    # The leader of the other machine hears of rank 1 by a report while it waits for its own leader,
-    # who ends while it does: the worst case, so it is repeated.
-    [(0, 0), (0, 2), (2, 0), (2, 2), *[(2, 1)] * 3],
+    # The worst case is the last: the leader of the other machine hears of rank 1 by a report while
+    # it waits for its own leader, who ends while it does. `make chaos` kills many more.
+    [(0, 0), (2, 2), (2, 1)],
 )
 def test_survivors_of_a_killed_rank_end_in_order(intra_node: int, victim: int) -> None:
     with _waiting_ranks(intra_node, victim, patience(40)) as ranks:
@@ -81,9 +81,8 @@ def test_survivors_of_a_killed_rank_end_in_order(intra_node: int, victim: int) -
 
 
 @pytest.mark.slow  # as above
-@pytest.mark.parametrize("intra_node", [0, 2])
-def test_survivors_of_a_frozen_store_end_in_order(intra_node: int) -> None:
-    with _waiting_ranks(intra_node, 1, patience(3)) as ranks:
+def test_survivors_of_a_frozen_store_end_in_order() -> None:
+    with _waiting_ranks(2, 1, patience(3)) as ranks:
         ranks[0].send_signal(signal.SIGSTOP)
         ranks[1].kill()
         for rank in (2, 3):
@@ -91,9 +90,8 @@ def test_survivors_of_a_frozen_store_end_in_order(intra_node: int) -> None:
 
 
 @pytest.mark.slow  # as above
-@pytest.mark.parametrize("intra_node", [0, 2])
-def test_ranks_that_wait_for_a_slow_one_end_in_order(intra_node: int) -> None:
-    with _waiting_ranks(intra_node, 2, patience(3)) as ranks:
+def test_ranks_that_wait_for_a_slow_one_end_in_order() -> None:
+    with _waiting_ranks(0, 2, patience(3)) as ranks:
         for rank in (0, 1, 3):
             _check_end(rank, ranks[rank])
 

@@ -10,10 +10,8 @@ import argparse
 import sys
 import time
 
-import torch
-
 from .scenarios import SCENARIOS, play
-from .schedule import KINDS
+from .schedule import KINDS, many
 from .world import Violation
 
 
@@ -24,7 +22,11 @@ def main() -> None:
     parser.add_argument("--seeds", nargs=2, type=int, metavar=("FROM", "TO"), default=(0, 1000))
     parser.add_argument("--kinds", nargs="+", choices=sorted(set(KINDS)), default=KINDS)
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    with many():
+        _play(options)
+
+
+def _play(options: argparse.Namespace) -> None:
     if options.seed is not None:
         print(play(options.name, options.seed, options.kinds).story)
         return

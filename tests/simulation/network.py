@@ -106,7 +106,11 @@ class Network:
 
     def line(self, group: str, source: Process, target: Process) -> Line:
         """The connection in one direction that a group has between two processes."""
-        return self._lines.setdefault((group, source, target), Line())
+        key = group, source, target
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = Line()
+        return line
 
     def cut(self, source: Process, target: Process, seconds: float) -> None:
         """Let nothing pass from one process to another for so long; what is sent waits."""
@@ -225,9 +229,9 @@ class SimulatedTransport:
         fault, chance = self._network.fault, self.world.chance
         others = [place for place in range(len(payloads)) if place != self._place]
         hit: Sequence[int] = ()
-        is_something = any(payloads[place].numel() for place in others)
-        is_next = fault is not None and fault.number <= number and fault.happened_at is None
-        if fault is not None and is_next and is_something:
+        is_next = fault is not None and fault.happened_at is None and fault.number <= number
+        if is_next and any(payloads[place].numel() for place in others):
+            assert fault is not None
             fault.sender = self._network.processes.index(self.process)
             fault.happened_at = self.world.now
             hit = others if fault.at_all else [chance.choice(others)]

@@ -11,6 +11,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -30,7 +31,8 @@ from sparsewire.groups import drive
 from sparsewire.groups.connection import Connection
 from sparsewire.groups.hierarchy import Hierarchy
 from sparsewire.groups.liveness import Liveness
-from sparsewire.groups.thread import ExchangeThread, Watcher
+from sparsewire.groups.thread import ExchangeThread, Watcher, _running
+from sparsewire.scheme import AnyScheme
 from sparsewire.segments import ParamSlice
 from sparsewire.session import Session, Topology, handshake
 from sparsewire.state import OWNED, RESIDUAL
@@ -51,6 +53,11 @@ CPU = torch.device("cpu")
 
 def whole_numbers(shape: tuple[int, ...], *seeds: int) -> Tensor:
     """Small whole numbers as float32."""
+    return _whole_numbers(shape, *seeds).clone()
+
+
+@cache
+def _whole_numbers(shape: tuple[int, ...], *seeds: int) -> Tensor:
     generator = torch.Generator().manual_seed(sum(s * 1000**n for n, s in enumerate(seeds)))
     return torch.randint(-50, 50, shape, generator=generator).float()
 
@@ -78,6 +85,11 @@ class Scenario:
     delay: int = 0
     skips: bool = False
     functional: bool = False
+
+    @cached_property
+    def parsed(self) -> AnyScheme:
+        """The scheme, which ranks share: it is frozen."""
+        return sw.parse(self.scheme)
 
     def topology(self, rank: int) -> Topology:
         if self.machines:
@@ -127,6 +139,9 @@ class Team:
             for held in (*vars(program).values(), program):
                 if isinstance(held, (Pipeline, Rounds, Updates, Program)):
                     vars(held).clear()
+        for watcher in list(_running):  # the interpreter would stop them at exit
+            if isinstance(watcher._environment, VirtualEnvironment):
+                _running.discard(watcher)
         world = self.world
         for each in (*self.processes, self.network, world, self):
             vars(each).clear()
@@ -263,7 +278,7 @@ class Program(ABC):
         everyone = self._connect(range(SIZE), "everyone", liveness)
         store = SimulatedStore(team.network, self.process, team.host, team.notes)
         everyone.limited(lambda: everyone._arrive(store, []))
-        scheme = sw.parse(team.scenario.scheme)
+        scheme = team.scenario.parsed
         parameters = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
         drive(handshake(self.rank, scheme, parameters), everyone, Counters())
         hierarchy = None
@@ -286,7 +301,7 @@ class Program(ABC):
     def new_session(self) -> Session:
         scenario = self.team.scenario
         return Session(
-            sw.parse(scenario.scheme),
+            scenario.parsed,
             SHAPES,
             scenario.topology(self.rank),
             skips_unused=scenario.skips_unused,
@@ -345,6 +360,11 @@ class _Bucket:
 
 def gradients_of(scenario: Scenario, rank: int, step: int) -> dict[str, Tensor]:
     """What a rank adds in a step."""
+    return {name: each.clone() for name, each in _gradients_of(scenario, rank, step).items()}
+
+
+@cache
+def _gradients_of(scenario: Scenario, rank: int, step: int) -> dict[str, Tensor]:
     gradients = {}
     for n, (name, shape) in enumerate(SHAPES.items()):
         seeds = [(rank, step, n, local) for local in range(scenario.every or 1)]
@@ -498,7 +518,7 @@ class FunctionalProgram(Program):
         assert isinstance(meeting.group, Connection)
         self._parameters = {name: p.data for name, p in start_weights().items()}
         self._group = meeting.group
-        self._state = functional.init(self.team.scenario.scheme, self._parameters)
+        self._state = functional.init(self.team.scenario.parsed, self._parameters)
         self._is_bad = False
         self._error: BaseException | None = None
 

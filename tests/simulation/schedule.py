@@ -12,19 +12,22 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+import pytest
 import torch
 from torch import Tensor
 
 import sparsewire as sw
 from sparsewire.groups.liveness import GRACE, LIMIT
 from sparsewire.groups.thread import POLL
+from sparsewire.segments import Segments, Shape
 
 from .network import MessageFault
 from .ranks import LOCAL, SIZE, STEPS, TIMEOUT, Program, Scenario, Team, UserError, is_in_balance
@@ -41,11 +44,49 @@ def _silence() -> Iterator[None]:
     """Let the library log nothing: its errors are looked at."""
     logger = logging.getLogger("sparsewire")
     before = logger.level
+    if before == logging.CRITICAL:  # as `many` left it: to set a level takes time
+        yield
+        return
     logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
         logger.setLevel(before)
+
+
+@contextlib.contextmanager
+def many() -> Iterator[None]:
+    """Play many schedules inside: nothing is done again for each that is the same for all.
+
+    Tensors are small, so torch's threads would only get in each other's way; nobody profiles; what
+    is there before is not looked through for garbage; and ranks share partitions, which are frozen.
+    """
+    threads, thresholds = torch.get_num_threads(), gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    with _silence(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.profiler, "record_function", contextlib.nullcontext)
+        patch.setattr(sw.Scheme, "partition", _partition)
+        torch.set_num_threads(1)
+        gc.set_threshold(20_000, 10, 10)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            gc.set_threshold(*thresholds)
+            gc.unfreeze()
+
+
+def _partition(scheme: sw.Scheme, shapes: Mapping[str, Shape]) -> Segments:
+    return _cached_partition(scheme, tuple((name, tuple(each)) for name, each in shapes.items()))
+
+
+_plain_partition = sw.Scheme.partition
+
+
+@cache
+def _cached_partition(scheme: sw.Scheme, shapes: tuple[tuple[str, Shape], ...]) -> Segments:
+    return _plain_partition(scheme, dict(shapes))
 
 
 class Unknown(sw.errors.ExchangeError):
@@ -243,14 +284,13 @@ class Schedule:
         self._judge()
 
     def _on_turn(self, process: Process) -> None:
-        team, place = self.team, self.team.network.processes.index(process)
+        team = self.team
         for fault in self.faults:
-            is_mine = place == min(fault.rank, SIZE - 1) or (
-                fault.rank == SIZE and place == SIZE - 1
-            )
-            if fault.has_happened or not is_mine or process.turns <= fault.turn:
+            if process.turns <= fault.turn or fault.turn < 0 or fault.has_happened:
                 continue
-            target = team.network.processes[fault.rank] if fault.rank >= 0 else process
+            if process is not team.processes[min(fault.rank, SIZE - 1)]:  # the agent has no turns
+                continue
+            target = team.network.processes[fault.rank]
             if fault.kind == "kill":
                 target.kill()
             elif fault.kind == "freeze":

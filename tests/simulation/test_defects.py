@@ -30,7 +30,7 @@ from .scenarios import play
 from .schedule import KINDS, undisturbed
 from .world import Violation
 
-SEEDS = 400
+SEEDS = 400  # at most; nearly all are found by the first fifty
 Patch = pytest.MonkeyPatch
 
 
@@ -105,7 +105,7 @@ def a_machines_steps_are_not_compared(patch: Patch) -> None:
 
 def a_leader_keeps_errors_to_itself(patch: Patch) -> None:
     plain = intra_node._write_note
-    patch.setattr(intra_node, "_write_note", lambda _: plain(None))
+    patch.setattr(intra_node, "_write_note", lambda _, key: plain(None, key))
 
 
 def the_audit_goes_before_the_headers(patch: Patch) -> None:
@@ -280,29 +280,29 @@ DEFECTS: list[tuple[Any, ...]] = [
     (a_machines_sum_is_not_checked, "machines", "flip"),
     (a_machines_mean_is_not_checked, "machines-union", "flip"),
     (a_machines_steps_are_not_compared, "machines", "late"),
-    (a_leader_keeps_errors_to_itself, "machines-sharded"),
-    (the_audit_goes_before_the_headers, "machines"),
+    (a_leader_keeps_errors_to_itself, "machines-sharded", "late"),
+    (the_audit_goes_before_the_headers, "machines", "late"),
     (leaders_are_called_ranks, "machines"),
     (one_rank_refuses_a_header_and_goes_on, "all-gather"),
     (one_rank_refuses_a_header_and_goes_on, "updates"),
-    (one_rank_refuses_a_header_and_goes_on, "machines"),
+    (one_rank_refuses_a_header_and_goes_on, "machines", "flip"),
     (one_rank_refuses_a_status_and_goes_on, "sharded"),
     (one_rank_refuses_a_status_and_goes_on, "updates-3"),
     (no_error_breaks_the_group, "all-reduce"),
     (what_is_unused_is_not_checked, "unused", "flip"),
     (samples_of_the_residual_are_not_checked, "updates-ahead", "flip"),
-    (buffers_are_not_checked, "updates"),
+    (buffers_are_not_checked, "updates", "flip"),
     (a_wait_for_the_backend_has_no_end, "leader"),
     (weights_are_not_compared, "union", "drift"),
     (weights_are_not_compared, "updates-delayed", "drift"),
-    (who_was_interrupted_tells_nobody, "all-gather"),
+    (who_was_interrupted_tells_nobody, "all-gather", "interrupt"),
     (nobody_asks_who_is_missing, "sharded"),
-    (a_failure_is_not_reported, "all-gather"),
+    (a_failure_is_not_reported, "machines", "interrupt"),
     (an_update_that_was_not_sent_is_dropped, "updates"),
-    (an_update_that_arrived_corrupt_is_kept, "updates-machines"),
-    (a_host_that_is_through_must_stay, "all-gather"),
+    (an_update_that_arrived_corrupt_is_kept, "updates-machines", "flip"),
+    (a_host_that_is_through_must_stay, "all-gather", "late"),
     (a_late_round_in_a_broken_group_seems_to_end, "updates-delayed"),
-    (only_the_clock_knows_the_deadline, "leader"),
+    (only_the_clock_knows_the_deadline, "leader", "raise"),
 ]
 
 

@@ -44,6 +44,7 @@ class Task:
         except Exception as error:
             self.process.world.fail(Violation(f"{self} died: {error!r}"))
         finally:
+            self.world.is_news = True
             self.ended.happen()
 
     @property
@@ -103,6 +104,7 @@ class Process:
         if self.is_dead:
             return
         self.is_dead, self.is_frozen = True, False
+        self.world.is_news = True
         for task in self.tasks:
             if task.greenlet:  # it has begun, and not ended
                 task.greenlet.throw(greenlet.GreenletExit)
@@ -116,6 +118,7 @@ class Process:
         if self.is_dead or self.is_frozen:
             return
         self.is_frozen, self._since = True, self.world.now
+        self.world.is_news = True
         if seconds is None:
             self.is_stopped = True
         else:
@@ -125,6 +128,7 @@ class Process:
         if not self.is_frozen:
             return
         self.is_frozen = False
+        self.world.is_news = True
         self.frozen_for += self.world.now - self._since
         late, self.on_thaw = self.on_thaw, []
         for react in late:
@@ -152,27 +156,38 @@ class World:
         self.now = 0.0
         self.ready: list[Task] = []
         self.changed = Signal(self)  # a process or a link went or came
+        self.is_news = True  # a thread or a process has ended, or was frozen
         self.on_turn: Callable[[Process], None] = lambda process: None
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self.hub = greenlet.getcurrent()
         self.processes: list[Process] = []
         self._current: Task | None = None
+        self._is_any_frozen = False
         self._violation: Violation | None = None
 
     # -- for the test ----------------------------------------------------------------------------
 
     def run(self, is_over: Callable[[], bool], limit: float) -> None:
-        """Let all threads go on until it is over."""
-        while not is_over():
-            able = [task for task in self.ready if not task.process.is_frozen]
+        """Let all threads go on until it is over, which only ends and frozen processes bring."""
+        random, timers = self.chance.random, self._timers
+        while True:
+            if self.is_news:
+                self.is_news = False
+                if is_over():
+                    return
+                self._is_any_frozen = any(process.is_frozen for process in self.processes)
+            able = self.ready
+            if able and self._is_any_frozen:
+                able = [task for task in able if not task.process.is_frozen]
             if able:
-                task = able[int(self.chance.random() * len(able))]
+                task = able[int(random() * len(able))]
                 self.ready.remove(task)
                 self._let(task)
-            elif self._timers:
-                moment, _, react = heapq.heappop(self._timers)
-                self.now = max(self.now, moment)
+            elif timers:
+                moment, _, react = heapq.heappop(timers)
+                if moment > self.now:
+                    self.now = moment
                 react()
             else:
                 raise Violation(f"nobody can ever go on: {self._who_waits()}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -90,8 +90,9 @@ class Connection:
         except RuntimeError as cause:
             raise self.failure(cause) from cause
         except TimeoutError as cause:
-            late = TimeoutError(f"it took more than {limit:.0f} seconds")
-            raise self.failure(late) from cause
+            late = self.failure(TimeoutError(f"it took more than {limit:.0f} seconds"))
+            self.liveness.give_up(late)  # the thread that was left behind must not stay in Gloo
+            raise late from cause
 
     def find_common(self, what: str, spares: Iterable[int]) -> int | None:
         """Return the lowest of these numbers that all ranks have; None if there is none.
@@ -117,6 +118,12 @@ class Connection:
         self._store.wait(keys, datetime.timedelta(seconds=self.timeout))
         common = set.intersection(*(set(json.loads(self._store.get(key))) for key in keys))
         return min(common, default=None)
+
+    def _forget(self, store: Store) -> None:
+        """Take back what this rank wrote at an earlier meeting: the store would keep it."""
+        with suppress(RuntimeError, NotImplementedError):  # not every store can
+            for what in ("come", "doubles", "pairs"):
+                store.delete_key(f"{what}/{self.rank}")
 
     @property
     def doing(self) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import AttachError
 from .connection import Connection, Ticket
-from .liveness import Liveness, store_of
+from .liveness import Liveness, part_of, store_of
 from .transport import Transport
 
 Result = TypeVar("Result")
@@ -29,6 +29,7 @@ _spares: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[float, dict[int, dist
     weakref.WeakKeyDictionary()
 )
 _meetings: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
+_left: weakref.WeakKeyDictionary[dist.ProcessGroup, list[int]] = weakref.WeakKeyDictionary()
 
 
 def seconds_of(timeout: float | datetime.timedelta) -> float:
@@ -100,12 +101,17 @@ class DistributedGroup(Connection):
         """Meet the other ranks. Return the process group to use, and its transport."""
         original = self._original
         if self._is_own:
-            return original, Transport(original, self._device)
+            return original, self._transport_of(original)
         spares = _spares.setdefault(original, {}).setdefault(self.timeout, {})
-        store = store_of(original, str(self.meeting))
-        self._made = self._arrive(store, spares) or self.meeting
+        store = store_of(original)
+        self._made = self._arrive(part_of(store, self.meeting), spares) or self.meeting
+        for number in _left.pop(original, ()):  # all have come here, so none is still there
+            self._forget(part_of(store, number))
         double = spares.pop(self._made, None) or self._make_double(original)
-        return double, Transport(double, self._device)
+        return double, self._transport_of(double)
+
+    def _transport_of(self, group: dist.ProcessGroup) -> Transport:
+        return Transport(group, self._device, lambda: self.liveness.given_up)
 
     def _make_double(self, original: dist.ProcessGroup) -> dist.ProcessGroup:
         backend = dist.get_backend(original)
@@ -139,5 +145,6 @@ class DistributedGroup(Connection):
         """Leave the group. Do not use it afterwards."""
         if self._double is not None and not (self._is_own or self._is_abandoned):
             _spares[self._original][self.timeout][self._made] = self._double
+            _left.setdefault(self._original, []).append(self.meeting)
         self._double = None
         self._is_closed = True

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import Store as TorchStore
 
 from ..errors import ExchangeError, SparsewireError
 from .environment import Environment
@@ -46,6 +47,9 @@ class Store(Protocol):
 
     def wait(self, keys: list[str], timeout: datetime.timedelta, /) -> None:
         """Wait until all keys exist. Raise RuntimeError after the time-out."""
+
+    def delete_key(self, key: str, /) -> bool:
+        """Forget what was written under a key, and return whether it was there."""
 
 
 class Report(NamedTuple):
@@ -206,8 +210,16 @@ class Liveness:
         """
 
         def ask() -> str:
+            began = self.environment.now()
             self.alarm(cause)
-            return self._findings(cause)
+            seconds = self.environment.now() - began
+            finding = self._findings(cause)
+            if seconds > BEHIND and "the process that hosts it" not in finding:
+                finding += (
+                    f"; the store took {seconds:.0f} s to answer: the process that hosts it "
+                    f"(often rank 0) was frozen or cut off, or this one"
+                )
+            return finding
 
         with self._lock:
             if self._finding is None:
@@ -230,9 +242,10 @@ class Liveness:
     def _findings(self, cause: str) -> str:
         """Return who is missing or behind, and the first report unless it is the cause."""
         try:
-            late = self._without("come", self._others)
-            if late:
-                return f"{self._named(late)} of {self._size} did not come"
+            if self.progress.is_first_meeting:
+                late = self._without("come", self._others)
+                if late:
+                    return f"{self._named(late)} of {self._size} did not come"
             note, reports = self.alarmed(), self._call_roll()
         except RuntimeError:
             return "the store is out of reach: the process that hosts it (often rank 0) is gone"
@@ -325,10 +338,13 @@ class Liveness:
         )
 
 
-def store_of(group: dist.ProcessGroup, name: str) -> Store:
-    """A part of a process group's store, over a connection of its own."""
+def store_of(group: dist.ProcessGroup) -> TorchStore:
+    """A process group's store, over a connection of its own."""
     store: Any = dist.distributed_c10d._get_process_group_store(group)
-    clone = getattr(store, "clone", None)
-    if clone is not None:
-        store = clone()
-    return PrefixStore(f"sparsewire/{name}", store)
+    own: TorchStore = store.clone() if hasattr(store, "clone") else store
+    return own
+
+
+def part_of(store: TorchStore, number: int) -> Store:
+    """The part of a store that one meeting uses."""
+    return PrefixStore(f"sparsewire/{number}", store)

@@ -71,10 +71,23 @@ class Transport:
 
     If the backend does not support an operation, its replacement is chosen when the transport is
     made.
+
+    Arguments:
+        group: The process group.
+        device: Where messages lie.
+        is_given_up: Returns True once nobody waits for the transport any more.
     """
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        is_given_up: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._group = group
+        self._is_given_up = is_given_up
+        # Gloo's all-gather wakes every rank up for each of W − 1 hops, which costs more than bytes
+        self._is_gloo = "gloo" in str(dist.get_backend_config(group)) and device.type == "cpu"
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
         probe = torch.zeros(self._size, 1, dtype=torch.uint8, device=device)
         # the name changed from all_gather_into_tensor to all_gather_single in torch 2.13
@@ -85,18 +98,17 @@ class Transport:
         self._deliver = self._first_of(
             (self._at_once, self._in_pairs), torch.empty_like(probe), probe
         )
-        # Gloo's all-gather wakes every rank up for each of W − 1 hops, which costs more than bytes
-        self._is_gloo = "gloo" in str(dist.get_backend_config(group)) and device.type == "cpu"
 
-    @staticmethod
     def _first_of(
+        self,
         ways: tuple[Callable[[Tensor, Tensor], Work], Callable[[Tensor, Tensor], Work]],
         output: Tensor,
         probe: Tensor,
     ) -> Callable[[Tensor, Tensor], Work]:
         best, other = ways
         try:
-            best(output, probe).wait()
+            if not self.wait(best(output, probe), self._is_given_up):
+                raise RuntimeError("nobody waits for this connection any more")
         except (RuntimeError, NotImplementedError) as error:
             if "support" not in str(error).lower():
                 raise
@@ -124,8 +136,10 @@ class Transport:
 
         A thread that is still inside Gloo when the interpreter exits would abort the process.
         """
-        if self._is_gloo and isinstance(work, BackendWork):
-            return wait_in_slices(work, is_given_up)
+        works = work.works if isinstance(work, _All) else [work]
+        limited = [each for each in works if isinstance(each, BackendWork)]
+        if self._is_gloo and len(limited) == len(works):
+            return all(wait_in_slices(each, is_given_up) for each in limited)
         work.wait()  # on a GPU this makes the stream wait, not the thread
         return True
 
