@@ -293,42 +293,45 @@ def walk(
     """
     bits = after.view(np.uint32)
     value_bits = picks.values.view(np.uint32)
-    raw, places, chosen = candidates.raw, candidates.places, picks.places
-    marks = scratch.marks
+    # Unpacked once: numba counts references whenever the loop looks into a struct.
+    starts, stops, params, owners, dense_places, squares = tiles
+    before, addend, halves, kind = sources
+    limits, has_strides = segments.limits, len(segments.strides) > 0
+    raw, places, chosen, marks = candidates.raw, candidates.places, picks.places, scratch.marks
     rest, blank, wide, _ = _divide(scratch.space)
     left, step = address(blank), np.int64(0)
     non_finite = -1
     cursor = 0
     segment, begin, at = -1, np.int64(0), np.int64(0)
     floor = NEVER
-    for tile in range(len(tiles.starts)):
-        start, stop = tiles.starts[tile], tiles.stops[tile]
+    for tile in range(len(starts)):
+        start, stop, owner = starts[tile], stops[tile], owners[tile]
         length = stop - start
-        selects = tiles.segments[tile] >= 0 and len(floors) > 0
+        selects = owner >= 0 and len(floors) > 0
         if not selects:
             floor = NEVER
-        elif tiles.segments[tile] != segment:
+        elif owner != segment:
             if segment >= 0:
-                at = _close(candidates, begin, at, segments.limits[segment], segment, bits)
-            segment = tiles.segments[tile]
-            if len(segments.strides):
+                at = _close(candidates, begin, at, limits[segment], segment, bits)
+            segment = owner
+            if has_strides:
                 last = floors[segment]
                 floors[segment] = threshold(sources, segments, segment, last, scratch.sample)
             begin, floor = at, floors[segment]
-        elif at - begin + length > 2 * segments.limits[segment] + 2 * TILE:
-            least = keep_largest(raw, places, begin, at, segments.limits[segment], bits)
-            at = begin + segments.limits[segment]
+        elif at - begin + length > 2 * limits[segment] + 2 * TILE:
+            least = keep_largest(raw, places, begin, at, limits[segment], bits)
+            at = begin + limits[segment]
             floor = np.uint32(least + np.uint32(1))  # equal ones come too late
-        if len(sources.before):
-            left, step = address(sources.before) + 4 * start, np.int64(LEAP)
-        if sources.kind == PLAIN:
-            right = address(sources.addend) + 4 * start
+        if len(before):
+            left, step = address(before) + 4 * start, np.int64(LEAP)
+        if kind == PLAIN:
+            right = address(addend) + 4 * start
         else:
-            widen(sources.halves[start:stop], sources.kind, wide.view(np.uint32))
+            widen(halves[start:stop], kind, wide.view(np.uint32))
             right = address(wide)
         goal = address(after) + 4 * start
-        if tiles.dense[tile] >= 0:
-            goal = address(dense) + 4 * tiles.dense[tile]
+        if dense_places[tile] >= 0:
+            goal = address(dense) + 4 * dense_places[tile]
             after[start:stop] = np.float32(0)
         span = Span(left, step, right, goal, start, length)
         first, former = cursor, at
@@ -337,9 +340,9 @@ def walk(
         cursor = _mark(chosen, cursor, stop, shift, marks)
         at, total, is_bad = _deposit(span, floor, is_past, marks, rest, raw, places, at)
         fits = np.isfinite(total)  # in float32
-        tiles.squares[tile] = total if fits else _exact_squares(float32_at(right, length))
+        squares[tile] = total if fits else _exact_squares(float32_at(right, length))
         if is_bad and non_finite < 0:
-            non_finite = tiles.params[tile]
+            non_finite = params[tile]
         if not selects:
             at = former
             for n in range(first, cursor):
@@ -347,7 +350,7 @@ def walk(
                 marks[(chosen[n] + shift) >> 6] = np.uint64(0)
     finish_writing()
     if segment >= 0:
-        _close(candidates, begin, at, segments.limits[segment], segment, bits)
+        _close(candidates, begin, at, limits[segment], segment, bits)
     return non_finite
 
 
