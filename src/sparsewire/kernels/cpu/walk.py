@@ -300,10 +300,8 @@ def walk(
     raw, places, chosen, marks = candidates.raw, candidates.places, picks.places, scratch.marks
     rest, blank, wide, _ = _divide(scratch.space)
     left, step = address(blank), np.int64(0)
-    non_finite = -1
-    cursor = 0
     segment, begin, at = -1, np.int64(0), np.int64(0)
-    floor = NEVER
+    floor, cursor, non_finite = NEVER, 0, -1
     for tile in range(len(starts)):
         start, stop, owner = starts[tile], stops[tile], owners[tile]
         length = stop - start
@@ -339,8 +337,7 @@ def walk(
         shift = STRIPE - _head(goal, length, is_past) - start
         cursor = _mark(chosen, cursor, stop, shift, marks)
         at, total, is_bad = _deposit(span, floor, is_past, marks, rest, raw, places, at)
-        fits = np.isfinite(total)  # in float32
-        squares[tile] = total if fits else _exact_squares(float32_at(right, length))
+        squares[tile] = total if np.isfinite(total) else _exact_squares(float32_at(right, length))
         if is_bad and non_finite < 0:
             non_finite = params[tile]
         if not selects:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -187,3 +189,15 @@ class Entry:
         self.model.zero_grad()  # they lie in buckets
         del self.model, self.wire, self._state
         gc.collect()  # DDP acts on the model for as long as it lives, and it is part of a cycle
+
+
+def interface_bytes() -> int | None:
+    """Return the bytes that this host's network interface has sent; None on a shared interface."""
+    name = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+    if name == "lo":
+        return None
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        interface, _, numbers = line.partition(":")
+        if interface.strip() == name:
+            return int(numbers.split()[8])
+    return None

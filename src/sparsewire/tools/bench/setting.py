@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -47,6 +47,12 @@ class Setting:
             commit=_commit(),
             arguments=arguments,
         )
+
+
+def arguments(command: str, options: Any) -> dict[str, Any]:
+    """Return a command and its options, a dataclass, as JSON can hold them."""
+    given = {name: str(v) if isinstance(v, Path) else v for name, v in asdict(options).items()}
+    return {"command": command, **given}
 
 
 def _cpu() -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .guard import run_guarded
+from .errors import run_guarded
 
 if TYPE_CHECKING:
     from .options import Command

@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ..bench import contenders
@@ -21,8 +19,8 @@ from .launcher import WorkerError, launch
 from .options import BenchScale, BenchStep, BenchTrain
 from .progress import Progress
 from .publish import make_folder, publish
-from .records import Record
 from .site import Site, check_lab
+from .worker import Record
 
 _STARTING = 120.0  # seconds for all processes to start and to build the model
 
@@ -52,12 +50,6 @@ def name_contenders(peers: Sequence[str], schemes: Sequence[str]) -> list[str]:
     if not names:
         raise CommandError("there is nothing to measure: name --schemes or --peers", USAGE)
     return list(dict.fromkeys(names))
-
-
-def arguments(command: str, options: BenchScale | BenchStep | BenchTrain) -> dict[str, Any]:
-    """A command and its options as JSON can hold them."""
-    given = {name: str(v) if isinstance(v, Path) else v for name, v in asdict(options).items()}
-    return {"command": command, **given}
 
 
 class Session(ABC):
@@ -90,10 +82,10 @@ class Session(ABC):
     def hear(self, record: Record) -> None:
         """Take a record of the workers."""
 
-    @abstractmethod
     def fail(self, name: str, reason: str) -> None:
-        """A contender is out."""
+        """Go on without a contender."""
         self.failed[name] = reason
+        self.progress.keep(f"{name} failed: {reason}", "yellow")
 
     def measure(self, site: Site, rate: int | None) -> tuple[str, tuple[Link, ...]]:
         """Try all on `site`, with new processes after a contender has broken the old ones.
@@ -139,13 +131,9 @@ class Session(ABC):
 
     def _overdue(self) -> str | None:
         silence = time.monotonic() - self._heard
-        limit = self.patience()
+        limit = self._timeout if self.at_work else max(_STARTING, self._timeout)
         if silence <= limit:
             return None
         if self.at_work is None:
             return f"the workers did not start within {limit:g} s"
         return f"no step came to its end for {limit:g} s: it hangs, or needs more"
-
-    def patience(self) -> float:
-        """For how many seconds the workers may be silent."""
-        return self._timeout if self.at_work else max(_STARTING, self._timeout)

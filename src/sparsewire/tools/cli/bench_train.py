@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from sparsewire.report import plural
 
 from ..bench.results import Contender, Point, Results, Run
-from ..bench.setting import Setting
-from ..bench.train.goals import GOALS
-from ..bench.train.plan import LEARNING_RATES, USUAL, Plan
+from ..bench.setting import Setting, arguments
+from ..bench.train.plan import GOALS, LEARNING_RATES, MOMENTUM, USUAL, WARM_UP, Plan
 from ..bench.words import say_seconds
 from ..tasks import mnist, text
-from . import progress, site
-from .bench_session import Session, arguments, name_contenders, prepare, tell
+from . import site
+from .bench_session import Session, name_contenders, prepare, tell
 from .errors import USAGE, CommandError
 from .options import BenchTrain
-from .records import Record
+from .progress import Progress
+from .worker import Record
 
 
 def train(options: BenchTrain) -> int:
@@ -33,10 +33,12 @@ def run(options: BenchTrain, command: str) -> Results:
     rate = None if options.loopback else site.read_rate(options.rate)
     _check(options)
     prepare(options)
-    given = {**plan.to_dict(), "data": options.data and str(options.data)}
-    setting = Setting.here({**arguments(command, options), **given})
+    given = arguments(command, options)
+    chosen = {name: value for name, value in asdict(plan).items() if name in given}
+    chosen |= {"contenders": plan.contenders, "data": given["data"]}
+    setting = Setting.here({**given, **chosen})
     with (
-        progress.choose(options.quiet) as shown,
+        Progress(options.quiet) as shown,
         site.choose(options.hosts, rate, options.loopback) as place,
     ):
         session = _Session(plan, shown, options.debug)
@@ -60,6 +62,8 @@ def _plan(options: BenchTrain) -> Plan:
         hidden=options.hidden or usual.hidden,
         optimizer=optimizer,
         lr=LEARNING_RATES[optimizer] if options.lr is None else options.lr,
+        momentum=MOMENTUM if optimizer == "sgd" else 0.0,
+        warm_up=WARM_UP if optimizer == "adamw" else 0,
         evaluate_every=options.evaluate_every,
         limit_steps=options.limit_steps or usual.limit_steps,
         seed=options.seed,
@@ -88,7 +92,7 @@ class _Session(Session):
 
     work = "race"
 
-    def __init__(self, plan: Plan, shown: progress.Progress, debug: bool) -> None:
+    def __init__(self, plan: Plan, shown: Progress, debug: bool) -> None:
         # A look at the test set is silent too.
         super().__init__(plan.limit_steps, max(plan.timeout, 120.0), shown, debug)
         self._plan, self._goal = plan, GOALS[plan.model]
@@ -108,7 +112,7 @@ class _Session(Session):
     def left(self) -> dict[str, Any] | None:
         """The contenders whose turn is still to come."""
         names = [name for name in self._points if name not in {*self._finished, *self.failed}]
-        return replace(self._plan, contenders=tuple(names)).to_dict() if names else None
+        return asdict(replace(self._plan, contenders=tuple(names))) if names else None
 
     def hear(self, record: Record) -> None:
         """Follow one contender."""
@@ -135,8 +139,3 @@ class _Session(Session):
                 else:
                     outcome = "did not get there"
                 self.progress.keep(f"{name}: {outcome}, {plural(last.step, 'step')}")
-
-    def fail(self, name: str, reason: str) -> None:
-        """Go on without a contender."""
-        super().fail(name, reason)
-        self.progress.keep(f"{name}: failed: {reason}", "yellow")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from sparsewire.report import human_bytes
 
 from ..bench.train.columns import Race, table
-from ..bench.train.findings import headline
+from ..bench.train.report import headline
 from ..lab import obstacle
 from .bench_session import tell
 from .bench_train import run

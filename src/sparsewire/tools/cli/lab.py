@@ -19,7 +19,7 @@ from ..lab import Lab, LabError, Link, Loopback, running, set_rate, show_rate
 from . import ranks
 from .errors import USAGE, CommandError, explain_os_error
 from .options import Lab as Options
-from .progress import Live, Progress
+from .progress import Progress
 from .site import check_lab
 
 _PORT = 29500  # free in a network that is new
@@ -107,8 +107,7 @@ def _free_port() -> int:
 
 def _check(made: Lab, console: Console) -> None:
     """Measure all links, show them, and say so if one is not what was asked for."""
-    shown = Live() if sys.stderr.isatty() else Progress()
-    with shown:
+    with Progress(lines=False) as shown:
         shown.begin("measuring links")
         links = made.check(lambda done, total: shown.update(done, f"{done}/{total}", total=total))
     console.print(f"lab {made.id}: what TCP gets through", highlight=False)

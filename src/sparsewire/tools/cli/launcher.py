@@ -28,9 +28,8 @@ from sparsewire.report import plural
 from .errors import CommandError, explain_os_error
 from .group import host_store
 from .ranks import Interrupts, Ranks
-from .records import Emit
 from .site import Site
-from .worker import ORDERS, RECORDS_FD, error_file
+from .worker import ORDERS, RECORDS_FD, Emit, error_file
 
 _GRACE = 6.0  # seconds for the others to say what they saw when one worker fails
 _TICK = 0.1

@@ -15,8 +15,7 @@ from torch import nn
 from sparsewire.errors import NonFiniteError
 from sparsewire.report import plural
 
-from ..bench import interface
-from ..bench.contenders import Entry
+from ..bench.contenders import Entry, interface_bytes
 from ..tasks.training import Task
 from .errors import CommandError
 from .group import Group
@@ -78,12 +77,12 @@ class Loop:
     def _leg(self, until: int, watch: Watch) -> None:
         """The steps up to the next test, on the clock."""
         self._group.sum(0.0)  # all begin together
-        before, begun, total = interface.sent(), self.step, 0.0
+        before, begun, total = interface_bytes(), self.step, 0.0
         while self.step < until and not watch.is_over(self):
             self._train()
             total += self.last_loss
             watch.stepped(self)
-        after, steps = interface.sent(), self.step - begun
+        after, steps = interface_bytes(), self.step - begun
         if before is None or after is None or self.wire is None:
             self.wire = None
         else:

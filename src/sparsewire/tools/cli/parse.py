@@ -1,6 +1,7 @@
-"""From command-line words to one of the dataclasses in `options`, by way of argparse.
+"""Read command-line words into the dataclasses of `options`, with argparse.
 
 A mistake becomes one sentence and exit code 2, like every other one that the command line reports.
+It needs the standard library alone; `papers` reads its options with it too.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ import shlex
 import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import Field, fields
+from dataclasses import MISSING, Field, fields, replace
 from importlib import metadata
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 from .errors import USAGE, CommandError
 from .options import COMMANDS, GROUPS, Command, Lab
 from .options.declare import Option
 
+Options = TypeVar("Options")
 _HELP = """usage: sparsewire COMMAND [OPTIONS]
 
 Sparse gradient exchange for PyTorch DDP.
@@ -79,9 +81,10 @@ def parse(words: Sequence[str]) -> Command:
         raise CommandError(_unknown(name), USAGE)
     own = list(words[len(name.split()) :])
     if COMMANDS[name] is not Lab or "--" not in own:
-        return COMMANDS[name](**_read(name, own))
+        return read(COMMANDS[name], f"sparsewire {name}", own)
     place = own.index("--")
-    return Lab(**_read(name, own[:place]), command=tuple(own[place + 1 :]))
+    options = read(Lab, f"sparsewire {name}", own[:place])
+    return replace(options, command=tuple(own[place + 1 :]))
 
 
 def version() -> str:
@@ -92,21 +95,30 @@ def version() -> str:
         return "(not installed)"
 
 
-def _read(name: str, words: list[str]) -> dict[str, Any]:
-    """The value of every option of a command."""
-    parser = _parser(name)
+def read(options: type[Options], program: str, words: Sequence[str]) -> Options:
+    """Return the options of one program or command; `--help` is printed and ends the process.
+
+    Args:
+        options: a dataclass whose fields are declared with `option` and `argument`.
+        program: what is typed before the words.
+
+    Raises:
+        CommandError: a word is no option, or a value is not allowed.
+    """
+    parser = _parser(options, program)
     try:
         found, unknown = parser.parse_known_args(words)
         if unknown:
-            flags = [_flag(field) for field, *_ in _declared(COMMANDS[name])]
-            parser.error(_unread(unknown, flags, COMMANDS[name] is Lab))
+            flags = [_flag(field) for field, *_ in _declared(options)]
+            parser.error(_unread(unknown, flags, options is Lab))
     except argparse.ArgumentError as wrong:
         flag = (wrong.argument_name or "").partition("/")[0]
         parser.error(f"{flag} {_COUNTS.get(wrong.message, wrong.message)}".strip())
-    return {
+    values = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in vars(found).items()
     }
+    return options(**values)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -116,16 +128,19 @@ class _Parser(argparse.ArgumentParser):
         raise CommandError(f"{message} (see `{self.prog} --help`)", USAGE)
 
 
-def _parser(name: str) -> argparse.ArgumentParser:
-    options = COMMANDS[name]
+def _parser(options: type[Any], program: str) -> argparse.ArgumentParser:
     about, _, examples = inspect.cleandoc(options.__doc__ or "").partition(_EXAMPLES)
     width = shutil.get_terminal_size().columns - 2
     declared = list(_declared(options))
-    values = "".join(f" {spec.value}" for _, spec, _ in declared if spec.positional)
+    values = "".join(
+        f" {spec.value}" if field.default is MISSING else f" [{spec.value}]"
+        for field, spec, _ in declared
+        if spec.positional
+    )
     values += " -- COMMAND [ARGUMENTS]" if options is Lab else ""
     parser = _Parser(
-        prog=f"sparsewire {name}",
-        usage=f"sparsewire {name} [OPTIONS]{values}",
+        prog=program,
+        usage=f"{program} [OPTIONS]{values}",
         description="\n\n".join(textwrap.fill(part, width) for part in about.split("\n\n")),
         epilog=f"{_EXAMPLES.strip()}\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -137,7 +152,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _declared(options: type[Command]) -> Iterator[tuple[Field[Any], Option, Any]]:
+def _declared(options: type[Any]) -> Iterator[tuple[Field[Any], Option, Any]]:
     """Every option of a command with its type, those of its own before those that it shares."""
     hints = get_type_hints(options)
     homes = [inspect.get_annotations(kind) for kind in options.__mro__]
@@ -170,6 +185,8 @@ def _add(parser: argparse.ArgumentParser, field: Field[Any], spec: Option, hint:
     elif several:
         keywords["nargs"] = "*" if spec.may_be_empty else "+"
     if spec.positional:
+        if field.default is not MISSING:
+            keywords |= {"nargs": "?", "default": field.default}
         parser.add_argument(field.name, help=_help(spec), **keywords)
         return
     usual = spec.usual

@@ -33,11 +33,6 @@ class Plan(Recipe):
     checkpoint_every: int | None = None
     resume: bool = False
 
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Plan:
-        """The plan that `asdict` and JSON made `fields` from."""
-        return cls(**{**fields, "hidden": tuple(fields["hidden"])})
-
     def identity(self) -> dict[str, Any]:
         """What a checkpoint must share with this run, as JSON would hold it."""
         return {**{name: getattr(self, name) for name in _OF_STEPS}, "hidden": list(self.hidden)}

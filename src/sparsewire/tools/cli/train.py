@@ -22,9 +22,8 @@ from .launcher import launch
 from .options import Train, Training
 from .plan import Plan, check, make
 from .recorder import Recorder, cost
-from .records import Emit, Record, encode
 from .train_rank import take_part
-from .worker import leave_at_once
+from .worker import Emit, Record, encode, leave_at_once
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 

@@ -1,9 +1,14 @@
-"""One rank of `train` and `compare`: its plans in turn, their records and their checkpoints."""
+"""One rank of `train` and `compare`: its plans in turn, their records and their checkpoints.
+
+Rank 0 makes a "run" record first, then "step" and "epoch" records, and a "summary" last. The
+metrics file, the progress display and `--json` all show these same records.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,17 +16,20 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..bench.timing import Timing
 from ..tasks import training
-from . import checkpoint, records
+from . import checkpoint
 from .errors import StepError
 from .group import Group, StopSign
 from .loop import Loop, test
+from .parse import version
 from .plan import Plan
-from .records import Emit, Record
+from .worker import Emit, Record
 
+SCHEMA = 1  # of the records
 _STEPS_BETWEEN_RECORDS = 10
 
 
@@ -142,7 +150,7 @@ class _Run:
     def _opening(self, runs: int) -> Record:
         return {
             "record": "run",
-            "schema": records.SCHEMA,
+            "schema": SCHEMA,
             "task": "mnist",
             "scheme": self._plan.scheme,
             "workers": self._group.workers,
@@ -152,7 +160,7 @@ class _Run:
             "steps": self._total,
             "parameters": sum(parameter.numel() for parameter in self._loop.net.parameters()),
             "config": asdict(self._plan),
-            "versions": records.versions(),
+            "versions": versions(),
         }
 
     def _telling(self, kind: str, **more: Any) -> Record:
@@ -180,7 +188,7 @@ class _Run:
         timing = Timing.of(loop.seconds) if loop.seconds else None
         return {
             "record": "summary",
-            "schema": records.SCHEMA,
+            "schema": SCHEMA,
             "scheme": self._plan.scheme,
             "workers": workers,
             "step": loop.step,
@@ -194,6 +202,16 @@ class _Run:
             **stages,
             "model_sha256": _fingerprint(loop.net),
         }
+
+
+def versions() -> dict[str, str]:
+    """Return what a result depends on besides its configuration."""
+    return {
+        "sparsewire": version(),
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
 
 
 def _costs(sent: float, dense: float, steps: int) -> Record:

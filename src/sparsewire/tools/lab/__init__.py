@@ -12,12 +12,11 @@ which the command line makes by itself; `obstacle()` says what is missing. `Loop
 the same ranks on 127.0.0.1, as fast as it goes.
 """
 
-from .cluster import Lab, running, set_rate
-from .environment import cores
+from .cluster import Lab, obstacle, running, set_rate
 from .errors import LabError
 from .links import Link
 from .loopback import Loopback
-from .obstacles import obstacle
+from .processes import cores
 from .rates import parse_rate, show_rate
 
 __all__ = [

@@ -1,27 +1,35 @@
-"""`Lab`: builds a cluster of namespaces, runs programs in it, and leaves nothing behind."""
+"""`Lab`: builds a cluster of namespaces, runs programs in it, and leaves nothing behind.
+
+`obstacle` says why no lab can be built here.
+"""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import secrets
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 from . import namespaces, plan, records, rootless
 from .commands import find, run_all
-from .environment import variables
 from .errors import LabError
 from .links import Link, measure
 from .plan import INTERFACE, Plan
-from .processes import Processes
+from .processes import Processes, variables
 from .rates import parse_rate
 from .records import Record
 from .signals import Unwinding, postponed
+
+_HINTS = {
+    "Operation not permitted": "this container may not make networks: start it with --privileged",
+    "qdisc kind is unknown": "this kernel has no token bucket: load it with `modprobe sch_tbf`",
+    "Unknown device type": "this kernel lacks virtual networks: try `modprobe veth bridge`",
+}
 
 
 class Lab:
@@ -72,12 +80,7 @@ class Lab:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -130,6 +133,35 @@ class Lab:
             progress: told how many of how many transfers are done.
         """
         return measure(_find(self.id).plan, progress)
+
+
+@functools.cache
+def obstacle() -> str | None:
+    """Why no lab can be built here, as a sentence that says what to do; None if one can.
+
+    What the kernel allows is found out by building a small one, once in a process.
+    """
+    reason = rootless.lacking()
+    if reason:
+        return reason
+    for command in ("ip", "tc"):
+        if find(command) is None:
+            return f"a lab needs the command {command}: install iproute2"
+    return trial()
+
+
+def trial() -> str | None:
+    """Build a small lab and run something in it: None if that works, else why not."""
+    try:
+        with Lab(hosts=1, rate="1gbit") as lab:
+            ended = lab.start(0, ["true"], stderr=subprocess.PIPE, text=True)
+            said = " ".join(ended.communicate()[1].split())
+            return f"nothing can be run in a lab here ({said})" if ended.returncode else None
+    except LabError as error:
+        for words, hint in _HINTS.items():
+            if words in str(error):
+                return f"{hint} ({error})"
+        return str(error)
 
 
 def sweep() -> None:

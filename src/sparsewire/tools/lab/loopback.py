@@ -6,12 +6,10 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
-from .environment import variables
 from .errors import LabError
-from .processes import Processes
+from .processes import Processes, variables
 
 _ADDRESS = "127.0.0.1"
 _INTERFACE = "lo" if sys.platform == "linux" else "lo0"
@@ -30,12 +28,7 @@ class Loopback:
     def __enter__(self) -> Loopback:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:

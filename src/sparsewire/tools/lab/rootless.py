@@ -31,7 +31,7 @@ _SYSCTLS = {
 _ASIDE = """
 import sys
 sys.path.append(sys.argv[1])
-from sparsewire.tools.lab import LabError, obstacles, rootless, set_rate
+from sparsewire.tools.lab import LabError, cluster, rootless, set_rate
 try:
     sys.exit({})
 except LabError as error:
@@ -68,7 +68,7 @@ def refusal() -> str | None:
     """
     # The rights are asked for first, so that no trial can ever lead to another one inside it.
     no = "this kernel gives no rights in a user namespace: networks are not permitted"
-    ended = _aside("new", f"obstacles.trial() if rootless.privileged() else {no!r}")
+    ended = _aside("new", f"cluster.trial() if rootless.privileged() else {no!r}")
     if not ended.returncode:
         return None
     said = ended.stderr.strip()

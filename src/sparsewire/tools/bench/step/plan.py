@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 Turn = tuple[int, str]  # the round, and who takes it
 
@@ -28,16 +27,6 @@ class Plan:
     steps: int
     timeout: float
     counts: dict[str, int]
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Plan:
-        """The plan that `to_dict` and JSON made `fields` from."""
-        turns = tuple((number, name) for number, name in fields["turns"])
-        return cls(**{**fields, "turns": turns})
-
-    def to_dict(self) -> dict[str, Any]:
-        """The plan as JSON can hold it."""
-        return asdict(self)
 
 
 def interleave(contenders: Sequence[str], rounds: int) -> tuple[Turn, ...]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from statistics import fmean
 from time import perf_counter
 from typing import Any
 
@@ -18,10 +19,9 @@ import torch.distributed as dist
 
 from ...tasks import workloads
 from ...tasks.workloads import Workload, WorkloadError
-from .. import interface
-from ..contenders import PEERS, Entry
+from ..contenders import PEERS, Entry, interface_bytes
 from .plan import Plan
-from .stopwatch import Step, steps
+from .stopwatch import steps
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -54,15 +54,6 @@ def take_turns(plan: Plan, emit: Emit) -> None:
             course.turn(number, name)
 
 
-@dataclass(frozen=True)
-class _Sample:
-    """One step on one rank, with the bytes it sent: of payload, and through the interface."""
-
-    step: Step
-    payload: int
-    wire: int | None
-
-
 class _Course:
     """The turns of one rank."""
 
@@ -86,13 +77,14 @@ class _Course:
             if name not in self._counts:
                 self._counts[name] = self._agree(last.seconds)
             entry.forget_buckets()
-            mine = []
+            mine: list[dict[str, Any]] = []
             for _ in range(self._counts[name]):
-                before = entry.sent(dist.get_world_size()), interface.sent()
+                before = entry.sent(dist.get_world_size()), interface_bytes()
                 step = next(taking)
-                after = entry.sent(dist.get_world_size()), interface.sent()
+                after = entry.sent(dist.get_world_size()), interface_bytes()
                 wire = None if before[1] is None or after[1] is None else after[1] - before[1]
-                mine.append(_Sample(step, after[0] - before[0], wire))
+                sent = {"payload": after[0] - before[0], "wire": wire}
+                mine.append({"seconds": step.seconds, **asdict(step), **sent})
                 self._tell({"record": "step", "seconds": step.seconds})
         finally:
             taking.close()
@@ -103,7 +95,7 @@ class _Course:
                 "record": "measured",
                 "round": number,
                 "contender": name,
-                "steps": self._merge(mine),
+                "steps": _merge(mine),
                 "buckets": buckets,
             }
         )
@@ -115,14 +107,13 @@ class _Course:
         dist.broadcast(decided, 0)
         return int(decided)
 
-    def _merge(self, mine: list[_Sample]) -> list[dict[str, Any]]:
-        """On rank 0, every step as the mean over all ranks."""
-        found = _collect(json.dumps([(asdict(s.step), s.payload, s.wire) for s in mine]))
-        if dist.get_rank() != 0:
-            return []
-        told = [json.loads(text) for text in found]
-        ranks = [[_Sample(Step(**step), *sent) for step, *sent in each] for each in told]
-        return [_mean(list(samples)) for samples in zip(*ranks, strict=True)]
+
+def _merge(mine: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return every step as the mean over all ranks; nothing on ranks other than 0."""
+    found = _collect(json.dumps(mine))
+    if dist.get_rank() != 0:
+        return []
+    return [_mean(ranks) for ranks in zip(*map(json.loads, found), strict=True)]
 
 
 def _collect(text: str) -> list[str]:
@@ -139,19 +130,19 @@ def _collect(text: str) -> list[str]:
     ]
 
 
-def _mean(ranks: list[_Sample]) -> dict[str, Any]:
-    def mean(values: list[dict[str, float]]) -> dict[str, float]:
-        return {key: sum(value[key] for value in values) / len(values) for key in values[0]}
+def _mean(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the mean of one step over all ranks, and how long each of them took."""
 
-    wire = [sample.wire for sample in ranks if sample.wire is not None]
+    def means(key: str) -> dict[str, float]:
+        return {part: fmean(rank[key][part] for rank in ranks) for part in ranks[0][key]}
+
+    wire = [rank["wire"] for rank in ranks if rank["wire"] is not None]
     return {
-        "seconds": sum(sample.step.seconds for sample in ranks) / len(ranks),
-        "ranks": [sample.step.seconds for sample in ranks],
-        "parts": mean([sample.step.parts for sample in ranks]),
-        "busy": mean([sample.step.busy for sample in ranks]),
-        "hidden": mean([sample.step.hidden for sample in ranks]),
-        "payload": sum(sample.payload for sample in ranks) / len(ranks),
-        "wire": sum(wire) / len(wire) if wire else None,
+        "seconds": fmean(rank["seconds"] for rank in ranks),
+        "ranks": [rank["seconds"] for rank in ranks],
+        **{key: means(key) for key in ("parts", "busy", "hidden")},
+        "payload": fmean(rank["payload"] for rank in ranks),
+        "wire": fmean(wire) if wire else None,
     }
 
 

@@ -14,7 +14,7 @@ from sparsewire.report import human_bytes
 from ..results import Contender, Results, Run
 from ..table import Cell, Column, Heading, Line, Table, summary
 from ..words import say_seconds
-from .goals import GOALS, Goal
+from .plan import GOALS, Goal
 
 
 @dataclass(frozen=True)
