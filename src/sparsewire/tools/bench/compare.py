@@ -1,4 +1,4 @@
-"""What `sparsewire compare` shows of trainings: table, picture and report.
+"""The table, picture and report of `sparsewire compare`.
 
 The command line trains; a `Result` has the records of one training.
 """
@@ -27,13 +27,13 @@ _METHOD = (
     "after the other.",
     "A step's time is the median over all steps on rank 0, and the quartiles are its spread.",
     RULE,
-    "Bytes sent are those of the messages of one worker, the mean over all workers and steps.",
+    "Bytes sent are the message bytes of one worker: the mean over all workers and steps.",
 )
 
 
 @dataclass(frozen=True)
 class Result:
-    """How one run ended, and what it told after each epoch."""
+    """The summary of one run, and its record of each epoch."""
 
     summary: dict[str, Any]
     epochs: list[dict[str, Any]]

@@ -1,4 +1,4 @@
-"""Where and with what something was measured, to be kept beside every figure."""
+"""The machine, versions and command of a measurement, recorded with its results."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _commit() -> str | None:
     if os.environ.get("COMMIT"):
         return os.environ["COMMIT"]
     try:
-        # An installed package may lie in somebody else's repository, which does not track it.
+        # An installed package may lie inside a repository that does not track it.
         if not _git("ls-files", Path(__file__).name):
             return None
         return _git("rev-parse", "HEAD") or None

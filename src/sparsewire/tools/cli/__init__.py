@@ -57,7 +57,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _needs_lab(command: Command) -> bool:
-    """Whether a command builds a lab, if it can."""
+    """Whether a command builds a lab."""
     from . import options
 
     match command:

@@ -46,7 +46,7 @@ def scale(options: BenchScale) -> int:
 
 
 def _check(options: BenchScale, hosts: list[int]) -> None:
-    """Refuse what cannot work before anything starts, each with what would."""
+    """Raise an error for options that cannot work, before anything starts."""
     for number in hosts:
         site.check_hosts(number, "--hosts")
     if len(hosts) < 2:

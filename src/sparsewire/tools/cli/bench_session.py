@@ -1,4 +1,4 @@
-"""What the commands under `sparsewire bench` share: checks, and one measurement."""
+"""Shared by the commands under `sparsewire bench`: checks, and one measurement."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STARTING = 120.0  # seconds for all processes to start and to build the model
 
 
 def prepare(options: BenchStep | BenchTrain | BenchScale) -> None:
-    """See that there is a place to measure and a folder for results, before either is needed."""
+    """Check that a lab can be built and that results can be written."""
     if not options.loopback:
         check_lab("add --loopback to measure without a network of its own")
     make_folder(options.out)
@@ -37,14 +37,14 @@ def tell(
     options: BenchStep | BenchTrain | BenchScale,
     told: Sequence[object] | None = None,
 ) -> None:
-    """Write all files, and print the JSON, or what is to be `told`: by default, all there is."""
+    """Write all files, and print the JSON or `told`, by default all tables and findings."""
     if told is None:
         told = [*shown(results), f"report: {options.out / 'report.html'}"]
     publish(options.out, as_json(results), partial(draw, results), told, options.json)
 
 
 def name_contenders(peers: Sequence[str], schemes: Sequence[str]) -> list[str]:
-    """Everybody by the names of the table; given twice counts once."""
+    """Return the contenders by their names in tables, without duplicates."""
     names = [contenders.peer(text) for text in peers]
     names += [contenders.scheme(text) for text in schemes]
     if not names:
@@ -53,17 +53,17 @@ def name_contenders(peers: Sequence[str], schemes: Sequence[str]) -> list[str]:
 
 
 class Session(ABC):
-    """Has workers try all contenders on one network, whatever becomes of some of them.
+    """Has workers try all contenders on one network, and goes on if some fail.
 
     Attributes:
-        model: what the workers told about it.
-        failed: why contenders could not go on.
-        at_work: the contender that the workers are at.
+        model: its size, as the workers report it.
+        failed: the reason for each contender that failed.
+        at_work: the current contender.
         place: the network in words.
     """
 
     work = ""
-    """What the workers do, by its name there."""
+    """The name of the work in `worker.WORK`."""
 
     def __init__(self, total: int, timeout: float, progress: Progress, debug: bool) -> None:
         self.model: Record = {}
@@ -76,11 +76,11 @@ class Session(ABC):
 
     @abstractmethod
     def left(self) -> dict[str, Any] | None:
-        """Orders for what is still to be done, None when all is."""
+        """Return the orders for the remaining work, None if there is none."""
 
     @abstractmethod
     def hear(self, record: Record) -> None:
-        """Take a record of the workers."""
+        """Process a record of the workers."""
 
     def fail(self, name: str, reason: str) -> None:
         """Go on without a contender."""
@@ -88,10 +88,10 @@ class Session(ABC):
         self.progress.keep(f"{name} failed: {reason}", "yellow")
 
     def measure(self, site: Site, rate: int | None) -> tuple[str, tuple[Link, ...]]:
-        """Try all on `site`, with new processes after a contender has broken the old ones.
+        """Try all contenders on `site`, in new processes after one has failed.
 
         Returns:
-            What kind of network it was, and what its links carried.
+            The kind of network, and the measured throughput of its links.
         """
         network = "lab" if isinstance(site, Lab) else "loopback"
         links = tuple[Link, ...]()
@@ -109,7 +109,7 @@ class Session(ABC):
                 )
             except WorkerError as error:
                 if self.left() is None:
-                    break  # all is done; they only did not part in peace
+                    break  # the work is done; only the shutdown failed
                 if self.at_work is None or self.at_work == COMPUTE:
                     raise
                 self.fail(self.at_work, str(error))

@@ -22,7 +22,7 @@ from .worker import Record
 
 
 def step(options: BenchStep) -> int:
-    """Measure training steps, print the table and write everything else."""
+    """Measure training steps, print the table and write all files."""
     names = [COMPUTE, *name_contenders(options.peers, options.schemes)]
     rates = dict.fromkeys(site.read_rate(text, "--rates") for text in options.rates)
     site.check_hosts(options.hosts, "--hosts")
@@ -42,7 +42,7 @@ def step(options: BenchStep) -> int:
 
 
 def check_model(name: str) -> None:
-    """Refuse a model that there is not."""
+    """Raise an error for an unknown model."""
     try:
         workloads.check(name)
     except WorkloadError as error:
@@ -50,7 +50,7 @@ def check_model(name: str) -> None:
 
 
 def plan_of(options: BenchStep | BenchScale, names: list[str]) -> Plan:
-    """What the workers are to measure."""
+    """Return the workers' plan."""
     return Plan(
         model=options.model,
         batch_size=options.batch_size,
@@ -62,7 +62,7 @@ def plan_of(options: BenchStep | BenchScale, names: list[str]) -> Plan:
 
 
 class StepSession(Session):
-    """Has everybody take turns on one network, each of a few steps."""
+    """Has all contenders take turns on one network, each of a few steps."""
 
     work = "measure"
 
@@ -75,7 +75,7 @@ class StepSession(Session):
         self._seconds: list[float] = []  # of the steps of this turn
 
     def run(self, place: site.Site, rate: int | None) -> Run:
-        """All turns on one network."""
+        """Take all turns on one network."""
         network, links = self.measure(place, rate)
         found = tuple(
             Contender(name, tuple(samples), failed=self.failed.get(name))
@@ -84,7 +84,7 @@ class StepSession(Session):
         return Run(place.hosts, network, rate, links, found)
 
     def left(self) -> dict[str, Any] | None:
-        """The turns that are still to be taken, with as many steps as before."""
+        """Return the plan for the remaining turns, with as many steps as before."""
         turns = tuple(turn for turn in self._plan.turns if self._is_due(turn))
         counts = {
             name: sum(sample.round == samples[0].round for sample in samples)

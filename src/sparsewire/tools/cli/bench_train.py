@@ -22,13 +22,13 @@ from .worker import Record
 
 
 def train(options: BenchTrain) -> int:
-    """Race to the target, print the table and write everything else."""
+    """Train to the target, print the table and write all files."""
     tell(run(options, "sparsewire bench train"), options)
     return 0
 
 
 def run(options: BenchTrain, command: str) -> Results:
-    """Have all contenders train, one after the other; `command` is what was typed."""
+    """Train with all contenders, one after the other; `command` is recorded with the results."""
     plan = _plan(options)
     rate = None if options.loopback else site.read_rate(options.rate)
     _check(options)
@@ -49,7 +49,7 @@ def run(options: BenchTrain, command: str) -> Results:
 
 
 def _plan(options: BenchTrain) -> Plan:
-    """What the workers are to do: as asked, and for the rest what suits the model."""
+    """Return the workers' plan: the options given, and the model's defaults for the rest."""
     usual = USUAL[options.model]
     optimizer = options.optimizer or usual.optimizer
     data = (mnist.find if options.model == "mnist" else text.find)(options.data)
@@ -73,7 +73,7 @@ def _plan(options: BenchTrain) -> Plan:
 
 
 def _check(options: BenchTrain) -> None:
-    """Refuse what cannot work before anything starts, each with what would."""
+    """Raise an error for options that cannot work, before anything starts."""
     site.check_hosts(options.hosts, "--hosts")
     target, is_share = options.target, options.model == "mnist"
     if target is not None and not 0 < target < (1 if is_share else math.inf):
@@ -93,7 +93,7 @@ class _Session(Session):
     work = "race"
 
     def __init__(self, plan: Plan, shown: Progress, debug: bool) -> None:
-        # A look at the test set is silent too.
+        # Tests send no records.
         super().__init__(plan.limit_steps, max(plan.timeout, 120.0), shown, debug)
         self._plan, self._goal = plan, GOALS[plan.model]
         self._points: dict[str, list[Point]] = {name: [] for name in plan.contenders}
@@ -110,7 +110,7 @@ class _Session(Session):
         return Run(place.hosts, network, rate, links, found)
 
     def left(self) -> dict[str, Any] | None:
-        """The contenders whose turn is still to come."""
+        """Return the plan for the remaining contenders."""
         names = [name for name in self._points if name not in {*self._finished, *self.failed}]
         return asdict(replace(self._plan, contenders=tuple(names))) if names else None
 

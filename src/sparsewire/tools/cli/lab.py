@@ -48,7 +48,7 @@ def lab(options: Options) -> int:
 
 
 def _place(options: Options) -> Lab | Loopback:
-    """Where the ranks are to run; nothing is built yet."""
+    """Return where the ranks will run; nothing is built yet."""
     if options.loopback and not options.command:
         raise CommandError("--loopback runs a command: write it behind --", USAGE)
     usual, others = _rates(options.rate, "--rate")
@@ -61,7 +61,7 @@ def _place(options: Options) -> Lab | Loopback:
 
 
 def _rates(words: Sequence[str], flag: str) -> tuple[str | None, dict[int, str]]:
-    """The rate for all, and those for some: "1gbit" "0=100mbit"."""
+    """Return the rate of all hosts and the rates of some: "1gbit" "0=100mbit"."""
     usual, others = None, {}
     for word in words:
         host, named, rate = word.rpartition("=")
@@ -81,7 +81,7 @@ def _rates(words: Sequence[str], flag: str) -> tuple[str | None, dict[int, str]]
 
 
 def _set(options: Options) -> int:
-    """Change the rates of a lab that another process has."""
+    """Change the rates of another process's lab."""
     usual, others = _rates(options.set, "--set")
     labs = [plan.id for plan in running()]
     if not labs:
@@ -106,7 +106,7 @@ def _free_port() -> int:
 
 
 def _check(made: Lab, console: Console) -> None:
-    """Measure all links, show them, and say so if one is not what was asked for."""
+    """Measure and show all links, and warn if one is off its rate."""
     with Progress(lines=False) as shown:
         shown.begin("measuring links")
         links = made.check(lambda done, total: shown.update(done, f"{done}/{total}", total=total))

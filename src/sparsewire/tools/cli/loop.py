@@ -26,7 +26,7 @@ class Diverged(CommandError):
 
 
 class Watch(Protocol):
-    """Whoever follows a training, and may end it."""
+    """Follows a training, and may end it."""
 
     def is_over(self, loop: Loop) -> bool:
         """Whether to stop; asked before each step, and the same on all ranks."""
@@ -102,7 +102,7 @@ class Loop:
             loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
         except RuntimeError as error:
-            # backward() loses the type of what went wrong in an exchange; the wire keeps it.
+            # backward() loses the type of an error in an exchange; the wire keeps it.
             cause = self.entry.wire and self.entry.wire.error
             if isinstance(cause, NonFiniteError):
                 raise self._diverged("gradient") from error

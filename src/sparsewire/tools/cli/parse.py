@@ -88,7 +88,7 @@ def parse(words: Sequence[str]) -> Command:
 
 
 def version() -> str:
-    """The version of the installed package, without importing it."""
+    """Return the version of the installed package, without importing it."""
     try:
         return metadata.version("sparsewire")
     except metadata.PackageNotFoundError:
@@ -122,7 +122,7 @@ def read(options: type[Options], program: str, words: Sequence[str]) -> Options:
 
 
 class _Parser(argparse.ArgumentParser):
-    """One that raises where argparse would print its usage and end the program."""
+    """A parser that raises an error instead of printing its usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise CommandError(f"{message} (see `{self.prog} --help`)", USAGE)
@@ -153,7 +153,7 @@ def _parser(options: type[Any], program: str) -> argparse.ArgumentParser:
 
 
 def _declared(options: type[Any]) -> Iterator[tuple[Field[Any], Option, Any]]:
-    """Every option of a command with its type, those of its own before those that it shares."""
+    """Yield every option of a command with its type, its own options before shared ones."""
     hints = get_type_hints(options)
     homes = [inspect.get_annotations(kind) for kind in options.__mro__]
     known = {field.name: field for field in fields(options)}
@@ -163,17 +163,17 @@ def _declared(options: type[Any]) -> Iterator[tuple[Field[Any], Option, Any]]:
 
 
 def _flag(field: Field[Any]) -> str:
-    """How an option is typed; what is on unless told otherwise has a flag to switch it off."""
+    """Return the flag of an option; one that is on by default has a flag to switch it off."""
     return f"--{'no-' if field.default is True else ''}{field.name.replace('_', '-')}"
 
 
 def _add(parser: argparse.ArgumentParser, field: Field[Any], spec: Option, hint: Any) -> None:
-    """One option of a command; its type says what it takes, and how many of them."""
+    """Add one option to the parser; its type gives the kind and the number of its values."""
     if hint is bool:
         action = "store_false" if field.default else "store_true"
         parser.add_argument(_flag(field), dest=field.name, action=action, help=_help(spec))
         return
-    if NoneType in get_args(hint):  # what an option is that was not given
+    if NoneType in get_args(hint):  # the default
         hint = get_args(hint)[0]
     several = get_origin(hint) is tuple
     kind = get_args(hint)[0] if several else hint
@@ -205,12 +205,12 @@ def _add(parser: argparse.ArgumentParser, field: Field[Any], spec: Option, hint:
 
 
 def _help(spec: Option, usual: str = "") -> str:
-    """What the help says about an option, with the percent signs that argparse wants."""
+    """Return the help of an option, with percent signs escaped for argparse."""
     return (spec.help + (f" (default: {usual})" if usual else "")).replace("%", "%%")
 
 
 def _converter(kind: Any, spec: Option) -> Callable[[str], Any]:
-    """From the text of a value to the value."""
+    """Return a function that converts and checks the text of a value."""
     choices = get_args(kind) if get_origin(kind) is Literal else ()
 
     def convert(text: str) -> Any:
@@ -236,7 +236,7 @@ def _show(text: str) -> NoReturn:
 
 
 def _about(options: type[Command]) -> str:
-    """The first line of a command's help."""
+    """Return the first line of a command's help."""
     return inspect.cleandoc(options.__doc__ or "").partition("\n")[0]
 
 
@@ -246,7 +246,7 @@ def _listed(commands: Mapping[str, str]) -> str:
 
 
 def _group_help(group: str) -> str:
-    """What commands a group has, with all their examples."""
+    """Return the help of a group: its commands, with all their examples."""
     members = {
         name.removeprefix(f"{group} "): each
         for name, each in COMMANDS.items()
@@ -262,7 +262,7 @@ def _group_help(group: str) -> str:
 
 
 def _unknown(name: str) -> str:
-    """What to say to a command that is none."""
+    """Return the error message for an unknown command."""
     group, _, second = name.rpartition(" ")
     choices = [
         command.split()[-1] for command in COMMANDS if command.rpartition(" ")[0] == group
@@ -273,7 +273,7 @@ def _unknown(name: str) -> str:
 
 
 def _unread(unknown: Sequence[str], flags: Sequence[str], is_lab: bool) -> str:
-    """What to say to words that are no option of a command."""
+    """Return the error message for unknown options and arguments."""
     flag = next((word.partition("=")[0] for word in unknown if word.startswith("-")), None)
     if flag is None:
         hint = "; write the command to run behind --" if is_lab else ""

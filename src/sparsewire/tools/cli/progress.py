@@ -1,4 +1,4 @@
-"""How far a run is, for people: a live bar on a terminal, plain lines in logs and pipes.
+"""Progress of a run: a live bar on a terminal, plain lines in logs and pipes.
 
 All of it goes to standard error; standard output is for results. The commands decide what to say,
 and this module how to show it.

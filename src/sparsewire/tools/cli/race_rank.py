@@ -30,7 +30,7 @@ def run(plan: Plan, emit: Emit) -> None:
             "parameters": sum(sizes),
             "tensors": len(sizes),
             "examples": plan.batch_size,
-            "score": test(net, task, group),  # everybody's first point
+            "score": test(net, task, group),  # the first point of every contender
         }
     )
     del net

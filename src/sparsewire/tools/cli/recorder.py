@@ -1,4 +1,4 @@
-"""Where the records of a training go: the metrics file, the display, and the results.
+"""Records of a training, on their way to the metrics file, the display and the results.
 
 Rank 0 makes them, in `train_rank.py`.
 """
@@ -70,7 +70,7 @@ class Recorder(ExitStack):
 
 
 def cost(record: Record) -> str:
-    """What a step sends, and how much less than dense that is."""
+    """Describe what a step sends, compared with dense DDP."""
     reduction = record["reduction"]
     if 0.95 <= reduction < 1.05:
         against = "as much as dense"
@@ -84,12 +84,12 @@ def cost(record: Record) -> str:
 def _open(path: Path, append: bool) -> BinaryIO:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Without a buffer: a stopped run leaves what it told, and closing cannot fail.
+        # Without a buffer, a stopped run keeps its records, and closing cannot fail.
         return cast(BinaryIO, open(path, "ab" if append else "wb", buffering=0, opener=_private))
     except OSError as error:
         raise explain_os_error(error, "write metrics to") from None
 
 
 def _private(path: str, flags: int) -> int:
-    """Open a file that, if it is new, nobody else may read."""
+    """Open a file; a new one is readable for its owner only."""
     return os.open(path, flags, 0o600)

@@ -60,7 +60,7 @@ def take_part(plans: Sequence[Plan], emit: Emit) -> bool:
 
 
 class _Run:
-    """Follows the training of one plan: tells, saves, and stops it when it is asked to."""
+    """Follows the training of one plan: records, saves, and stops it on request."""
 
     def __init__(
         self,
@@ -84,11 +84,11 @@ class _Run:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it ended before all its steps were done."""
+        """Whether the run ended before its last step."""
         return self._loop.step < self._total
 
     def to_the_end(self, runs: int) -> None:
-        """Train until the end, or until asked to stop; it is one of so many runs."""
+        """Train until the end or until asked to stop; `runs` is the number of all runs."""
         loop, began = self._loop, perf_counter()
         self._emit(self._opening(runs))
         loop.run(self._total, self._task.steps, self)
@@ -102,14 +102,14 @@ class _Run:
         return self._stop.reached(self._number, loop.step)
 
     def stepped(self, loop: Loop) -> None:
-        """Tell about every tenth step, and save where that is due."""
+        """Record every tenth step, and save a checkpoint where it is due."""
         if loop.step % _STEPS_BETWEEN_RECORDS == 0:
             self._emit(self._telling("step", loss=loop.last_loss))
         if loop.step % (self._plan.checkpoint_every or self._task.steps) == 0:
             self._save()
 
     def tested(self, loop: Loop) -> None:
-        """Tell how an epoch went."""
+        """Record the end of an epoch."""
         epoch, rest = divmod(loop.step, self._task.steps)
         if rest == 0:
             self._emit(
@@ -164,7 +164,7 @@ class _Run:
         }
 
     def _telling(self, kind: str, **more: Any) -> Record:
-        """A record of where the run stands; bytes are those of this rank."""
+        """Return a record of the run so far; bytes are those of this rank."""
         now, seconds = self._wire.report().to_dict(), self._loop.seconds
         sent, dense = (now[key] - self._before[key] for key in ("bytes_sent", "dense_bytes"))
         return {
@@ -205,7 +205,7 @@ class _Run:
 
 
 def versions() -> dict[str, str]:
-    """Return what a result depends on besides its configuration."""
+    """Return the versions that a result depends on."""
     return {
         "sparsewire": version(),
         "torch": str(torch.__version__),

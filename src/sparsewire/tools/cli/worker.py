@@ -55,7 +55,7 @@ WORK = {"train": train, "race": race, "measure": measure}
 
 
 def main(folder: Path) -> None:
-    """Do what the orders say, and tell how it ended."""
+    """Execute the orders, and report an error to the launcher."""
     try:
         orders = tuples(json.loads((folder / ORDERS).read_text()))
         WORK[orders["work"]](orders["orders"], _sender())
@@ -75,7 +75,7 @@ def tuples(value: Any) -> Any:
 
 
 def error_file(folder: Path, rank: int) -> Path:
-    """Where `rank` says why it gave up."""
+    """Return the file in which `rank` reports its error."""
     return folder / f"error-{rank}.json"
 
 
@@ -92,7 +92,7 @@ def encode(record: Mapping[str, Any]) -> str:
 
 
 def _sender() -> Emit:
-    """Send records to the launcher, which has the terminal and the files."""
+    """Return a function that sends records to the launcher."""
     if RECORDS_FD not in os.environ:
         return lambda record: None
     pipe = open(int(os.environ[RECORDS_FD]), "w", encoding="utf-8")  # noqa: SIM115

@@ -33,7 +33,7 @@ _HINTS = {
 
 
 class Lab:
-    """A cluster of hosts on one machine, whose links are as slow as asked.
+    """A cluster of hosts on one machine, with links of the given rates.
 
     Args:
         hosts: how many.
@@ -62,7 +62,7 @@ class Lab:
 
     @property
     def id(self) -> str:
-        """What tells this lab from others that run at the same time."""
+        """The id that distinguishes this lab from others that run at the same time."""
         return self._record.plan.id
 
     def __enter__(self) -> Lab:
@@ -84,7 +84,7 @@ class Lab:
         self.close()
 
     def close(self) -> None:
-        """Kill what runs in the lab, and remove it."""
+        """Kill every process in the lab, and remove it."""
         if os.getpid() != self._record.pid:
             return  # a copy in a forked process
         try:
@@ -113,7 +113,7 @@ class Lab:
         return self._processes.start(command, env, popen_keywords)
 
     def inside(self, host: int) -> contextlib.AbstractContextManager[None]:
-        """Have the calling thread on a host: sockets that it makes belong there for good."""
+        """Move the calling thread to a host; sockets created there stay there."""
         self._record.plan.check_host(host)
         return namespaces.inside(self._record.plan.host(host))
 
@@ -130,16 +130,16 @@ class Lab:
         """Measure every link both ways, about a second each; nothing else should run meanwhile.
 
         Args:
-            progress: told how many of how many transfers are done.
+            progress: called with the number of transfers done and their total.
         """
         return measure(_find(self.id).plan, progress)
 
 
 @functools.cache
 def obstacle() -> str | None:
-    """Why no lab can be built here, as a sentence that says what to do; None if one can.
+    """Return why no lab can be built here and what to do about it; None if one can.
 
-    What the kernel allows is found out by building a small one, once in a process.
+    A small lab is built to find out what the kernel allows, once in a process.
     """
     reason = rootless.lacking()
     if reason:
@@ -165,11 +165,11 @@ def trial() -> str | None:
 
 
 def sweep() -> None:
-    """Remove the labs whose owner is gone, and only those."""
+    """Remove the labs whose owner has ended, and no others."""
     with postponed(), records.alone():
         for record in records.read_all():
             if not record.owned:
-                # What resists is left to the next one; it must not keep this one from being built.
+                # A lab that cannot be removed must not keep this one from being built.
                 with contextlib.suppress(LabError):
                     _remove(record)
 

@@ -32,7 +32,7 @@ class Loopback:
         self.close()
 
     def close(self) -> None:
-        """Kill what still runs."""
+        """Kill the processes that still run."""
         self._processes.end()
 
     def start(
@@ -46,7 +46,7 @@ class Loopback:
         return self._processes.start(argv, env, popen_keywords)
 
     def inside(self, host: int) -> contextlib.AbstractContextManager[None]:
-        """Nothing: every host is here."""
+        """Do nothing: every host is this machine."""
         return contextlib.nullcontext()
 
     def environment(self, rank: int, port: int) -> dict[str, str]:

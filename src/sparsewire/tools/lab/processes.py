@@ -27,7 +27,7 @@ except OSError as error:
 
 
 class Processes:
-    """Starts processes in sessions of their own, and ends those that still run."""
+    """Starts processes in sessions of their own, and kills those that still run at the end."""
 
     def __init__(self) -> None:
         self._started: list[subprocess.Popen[Any]] = []
@@ -61,7 +61,7 @@ class Processes:
 def variables(
     rank: int, hosts: int, master: str, port: int, interface: str, together: bool = False
 ) -> dict[str, str]:
-    """What torchrun would set for one rank, and which interface to use.
+    """Return the variables that torchrun would set for one rank, and the interface to use.
 
     Args:
         together: the ranks are processes of one host, not hosts with one process each.
@@ -83,7 +83,7 @@ def variables(
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -30,7 +30,7 @@ _FEWEST = 2  # steps that a turn measures even so
 
 
 def take_turns(plan: Plan, emit: Emit) -> None:
-    """Measure what `plan` asks for, as a rank of the default process group."""
+    """Measure the turns of `plan`, as a rank of the default process group."""
     rank = dist.get_rank()
     tell: Emit = emit if rank == 0 else lambda record: None
     workload = workloads.build(plan.model, plan.batch_size, rank)
@@ -65,7 +65,7 @@ class _Course:
     def turn(self, number: int, name: str) -> None:
         """Enter, warm up, measure, leave."""
         self._tell({"record": "turn", "round": number, "contender": name})
-        # Weights that have learnt for longer have smaller gradients, down to denormal ones.
+        # Gradients shrink during training, down to denormal numbers.
         self._workload.model.load_state_dict(self._start)
         optimizer = torch.optim.SGD(self._workload.model.parameters(), lr=0.01)
         entry = Entry(name, self._workload.model, optimizer, perf_counter, self._plan.timeout)
@@ -101,7 +101,7 @@ class _Course:
         )
 
     def _agree(self, seconds: float) -> int:
-        """How many steps to measure, as rank 0 decides from how long one takes."""
+        """Return how many steps to measure, which rank 0 decides from the time of one."""
         count = min(self._plan.steps, max(_FEWEST, int(_PATIENCE / seconds)))
         decided = torch.tensor(count)
         dist.broadcast(decided, 0)
@@ -147,7 +147,7 @@ def _mean(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def find_unable(names: set[str]) -> dict[str, str]:
-    """The contenders whose numbers this backend cannot add up, found out by trying."""
+    """Return the contenders whose number type this backend cannot add up, by trying it."""
     unable = {}
     for name, peer in PEERS.items():
         if name in names:

@@ -1,4 +1,4 @@
-"""What is to be trained by whom, until when, and what the scores mean; plain data."""
+"""The plan of `bench train`, its defaults, and the meaning of scores; plain data."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ WARM_UP = 50  # steps in which the rate of adamw rises
 
 @dataclass(frozen=True)
 class Goal:
-    """What a score means, in tables, pictures and sentences."""
+    """The meaning of a score in tables, pictures and sentences."""
 
-    task: str  # what is learned, for "97 % on MNIST"
-    score: str  # what is measured
+    task: str  # as in "97 % on MNIST"
+    score: str  # the measured quantity
     network: str
     example: str  # one of a batch
     is_loss: bool = False
@@ -44,7 +44,7 @@ class Goal:
 
     @property
     def axis(self) -> str:
-        """What is on that axis."""
+        """The title of that axis."""
         return f"{self.score}, nats per byte" if self.is_loss else f"{self.score}, %"
 
 
@@ -56,7 +56,7 @@ GOALS = {
 
 @dataclass(frozen=True)
 class Usual:
-    """What a race takes where nothing else is said."""
+    """The defaults of one model."""
 
     target: float
     schemes: tuple[str, ...]
@@ -79,7 +79,7 @@ class Plan(Recipe):
     """One race.
 
     Args:
-        contenders: who trains, one after the other.
+        contenders: their names, in the order of training.
         target: the score that ends a training.
         evaluate_every: steps between two tests.
         limit_steps: steps after which a training ends without the target.

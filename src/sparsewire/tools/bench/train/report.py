@@ -68,7 +68,7 @@ def save_picture(results: Results, *paths: Path) -> None:
 def chart(race: Race) -> Chart:
     """Return a line for each contender; a ring marks where it reached the target."""
     goal, target = race.goal, race.goal.height(race.target)
-    # The beginning is steep and the same for all: what matters lies near the target.
+    # The beginning is steep and the same for all; show the part near the target.
     ends = [goal.height(one.last.score) for one in race.run.contenders]
     heights = (
         (0.95 * target, max(1.5 * target, *(1.02 * end for end in ends)))

@@ -61,4 +61,4 @@ class Lab:
     )
     lab: str | None = option(None, "The lab that --set changes.", "ID", usual="the only one")
     debug: bool = option(False, "Show tracebacks.")
-    command: tuple[str, ...] = field(default=())  # what stands behind --
+    command: tuple[str, ...] = field(default=())  # the words after --
