@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import torch
@@ -160,14 +159,16 @@ def _names(
     }
 
 
-@cache
-def _parameters(kernel: Any) -> tuple[str, ...]:
-    """Return the names of a kernel's parameters without its constants, which are in capitals."""
-    return tuple(name for name in kernel.arg_names if name.islower())
-
-
 def _given(kernel: Any, names: dict[str, Any]) -> Arguments:
-    return Arguments(*[names[name] for name in _parameters(kernel)])
+    """Return the arguments of a kernel by name, without its constants, which are in capitals."""
+    parameters = _PARAMETERS.get(id(kernel))  # a kernel's hash is that of its source
+    if parameters is None:
+        parameters = tuple(name for name in kernel.arg_names if name.islower())
+        _PARAMETERS[id(kernel)] = parameters
+    return Arguments(*[names[name] for name in parameters])
+
+
+_PARAMETERS: dict[int, tuple[str, ...]] = {}
 
 
 def _deposited(

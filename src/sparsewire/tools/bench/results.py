@@ -246,7 +246,7 @@ class Results:
         try:
             fields = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise ResultsError(f"{path} is no JSON: {error}") from None
+            raise ResultsError(f"{path} is not JSON: {error}") from None
         if not isinstance(fields, dict):
             raise ResultsError(f"{path} holds no results")
         return cls.from_dict(fields)

@@ -135,7 +135,7 @@ class _Session(Session):
                 self._finished.add(name)
                 last = points[-1]
                 if self._goal.reached(last.score, self._plan.target):
-                    outcome = f"got there in {say_seconds(last.seconds)}"
+                    outcome = f"reached the target in {say_seconds(last.seconds)}"
                 else:
-                    outcome = "did not get there"
+                    outcome = "did not reach the target"
                 self.progress.keep(f"{name}: {outcome}, {plural(last.step, 'step')}")

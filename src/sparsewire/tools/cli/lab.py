@@ -128,7 +128,7 @@ def _table(links: Sequence[Link]) -> Table:
     for heading in ("asked", "up", "down"):
         table.add_column(heading, justify="right")
     for link in links:
-        asked = show_rate(link.asked) if link.asked else "as it goes"
+        asked = show_rate(link.asked) if link.asked else "unshaped"
         table.add_row(link.name, asked, show_rate(link.up), show_rate(link.down))
     return table
 

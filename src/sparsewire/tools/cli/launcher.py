@@ -184,7 +184,7 @@ class _Crew(Ranks):
                 return f"worker {rank} was ended by {signal.Signals(-code).name} {where}"
         for rank, code in enumerate(codes):
             if code and rank not in reports:
-                return f"worker {rank} ended with code {code} and said nothing (try --debug)"
+                return f"worker {rank} ended with code {code} without a message (try --debug)"
         rank, report = min(
             reports.items(), key=lambda item: (item[1]["aftermath"], item[1]["when"])
         )

@@ -16,7 +16,7 @@ _INTERFACE = "lo" if sys.platform == "linux" else "lo0"
 
 
 class Loopback:
-    """Hosts that are all this machine, over 127.0.0.1, as fast as it goes."""
+    """Hosts that are all this machine, over 127.0.0.1, unshaped."""
 
     def __init__(self, hosts: int = 4) -> None:
         if hosts < 1:

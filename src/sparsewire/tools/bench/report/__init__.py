@@ -227,7 +227,7 @@ def shared_cores(setting: Setting, hosts: int) -> tuple[str, ...]:
         return ()
     return (
         f"The {hosts} workers share {plural(cores, 'core')} of one machine, so computing, "
-        f"selecting and coding take longer here than on separate machines.",
+        f"selecting and coding take longer here than on machines of their own.",
     )
 
 
