@@ -136,4 +136,4 @@ class Session(ABC):
             return None
         if self.at_work is None:
             return f"the workers did not start within {limit:g} s"
-        return f"no step ended within {limit:g} s: it hangs, or needs a longer --timeout"
+        return f"no step ended for {limit:g} s: it hangs, or needs a longer --timeout"
