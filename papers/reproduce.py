@@ -27,6 +27,7 @@ from . import picture, table
 from .problems import Problem, Shelf
 from .recipe import Cell, Study
 from .replicas import Replicas
+from .request import Request
 from .store import SCHEMA, Store, StoreError, usual_store
 from .studies import STUDIES
 from .tasks import cifar10, translation
@@ -36,23 +37,6 @@ from .training import Look, Outcome, Steps, Training, free
 
 class RequestError(SparsewireError, ValueError):
     """A study, cell, recipe or device that does not exist was requested."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to reproduce; None stands for the study's own choice."""
-
-    name: str | None = None
-    recipe: str | None = None
-    only: tuple[str, ...] = ()
-    seeds: tuple[int, ...] | None = None
-    device: str | None = None
-    data: Path | None = None
-    download: bool = False
-    store: Path | None = None
-    minutes: float | None = None
-    beside: int = 1
-    quiet: bool = False
 
 
 def run(request: Request) -> None:

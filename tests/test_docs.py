@@ -347,15 +347,16 @@ def test_command_lines_are_understood() -> None:
 
 
 def test_study_commands_are_understood() -> None:
-    from papers.__main__ import parser
+    from papers.request import Request
     from papers.studies import STUDIES
+    from sparsewire.tools.cli.parse import read as read_options
 
     commands = list(_commands("python -m papers"))
     assert len(commands) > 20
     for page, words in commands:
         if "--help" in words:
             continue
-        given = parser().parse_args(words)
+        given = read_options(Request, "python -m papers", words)
         assert given.name is None or given.name in STUDIES, f"{page}: no study {given.name}"
         if given.name is not None and given.recipe is not None:
             assert given.recipe in STUDIES[given.name].recipes, f"{page}: no recipe {given.recipe}"

@@ -362,8 +362,11 @@ def test_command_line(tmp_path: Path) -> None:
         (["aji2017"], "did you mean aji2017-mnist or aji2017-translation?"),
         (["aji2017-mnist", "--quick", "--recipe", "paper"], "exclude each other"),
         (["aji2017-mnist", "--minutes", "-1"], "--minutes must be at least 0"),
-        (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
-        (["--seed", "1"], "unrecognized arguments: --seed (see `python -m papers --help`)"),
+        (["--device", "tpu"], "--device must be cpu or cuda, not 'tpu'"),
+        (
+            ["--seed", "1"],
+            "unrecognized option --seed; did you mean --seeds? (see `python -m papers --help`)",
+        ),
     ],
 )
 def test_mistakes_on_the_command_line(

@@ -1,1 +1,1 @@
-"""What is built on the library and never imported by it: command line, lab, benchmarks, tasks."""
+"""Tools on top of the library, which never imports them: command line, lab, benchmarks, tasks."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
 import sparsewire as sw
-from sparsewire.tools.bench.step.rank import _collect, _Course, _Sample
+from sparsewire.tools.bench.step.rank import _collect, _merge
 from sparsewire.tools.bench.step.stopwatch import Step
 
 
@@ -28,8 +29,8 @@ def test_texts_arrive_as_they_were_sent(group: None) -> None:
 
 def test_samples_arrive_as_they_were_measured(group: None) -> None:
     step = Step({"forward": 0.1, "backward": 1 / 3}, {"select": 0.25}, {"select": 0.125})
-    mine = [_Sample(step, 1234, 5678), _Sample(step, 1234, None)]
-    first, second = _Course._merge(object.__new__(_Course), mine)
+    one = {"seconds": step.seconds, **asdict(step), "payload": 1234}
+    first, second = _merge([{**one, "wire": 5678}, {**one, "wire": None}])
     assert (first["parts"], first["busy"], first["hidden"]) == (step.parts, step.busy, step.hidden)
     assert (first["seconds"], first["payload"], first["wire"]) == (step.seconds, 1234, 5678)
     assert second["wire"] is None

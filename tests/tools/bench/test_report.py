@@ -12,7 +12,7 @@ import pytest
 from sparsewire.tools.bench import compare, report
 from sparsewire.tools.bench.kinds import KINDS
 from sparsewire.tools.bench.results import Results
-from sparsewire.tools.bench.step.findings import headlines, remarks
+from sparsewire.tools.bench.step.report import headlines, remarks
 from sparsewire.tools.bench.timing import Timing
 
 from . import browser

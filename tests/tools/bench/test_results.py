@@ -6,6 +6,7 @@ import io
 import json
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ from sparsewire.tools.bench.results import Results, ResultsError, dumps
 from sparsewire.tools.bench.scale.view import Scale
 from sparsewire.tools.bench.setting import Setting
 from sparsewire.tools.bench.step import columns, report
-from sparsewire.tools.bench.step.findings import headlines, remarks
 from sparsewire.tools.bench.step.plan import Plan, interleave
+from sparsewire.tools.bench.step.report import headlines, remarks
 from sparsewire.tools.bench.step.stopwatch import PARTS
 from sparsewire.tools.bench.table import Column
 from sparsewire.tools.bench.train import columns as training
 from sparsewire.tools.bench.train.columns import Race
-from sparsewire.tools.bench.train.goals import GOALS
+from sparsewire.tools.bench.train.plan import GOALS
+from sparsewire.tools.cli.worker import tuples
 
 from .conftest import contender, results, run
 
@@ -39,7 +41,7 @@ def test_every_round_has_everybody_and_every_other_goes_backwards() -> None:
 
 def test_a_plan_survives_json() -> None:
     plan = Plan("mnist", None, interleave(["a", "b"], 2), 5, 60.0, {"a": 3})
-    assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+    assert Plan(**tuples(json.loads(json.dumps(asdict(plan))))) == plan
 
 
 @pytest.mark.parametrize(

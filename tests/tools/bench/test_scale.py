@@ -18,9 +18,9 @@ from sparsewire.tools.bench import kinds
 from sparsewire.tools.bench.report import chart, render
 from sparsewire.tools.bench.results import Results, ResultsError, dumps
 from sparsewire.tools.bench.scale import columns, report
-from sparsewire.tools.bench.scale.findings import headline, remarks
 from sparsewire.tools.bench.scale.loads import Load, Loads
 from sparsewire.tools.bench.scale.model import Measured, Model, fit, share
+from sparsewire.tools.bench.scale.report import headline, remarks
 from sparsewire.tools.bench.scale.view import Scale
 from sparsewire.tools.cli import main
 from tests.cluster import Cluster

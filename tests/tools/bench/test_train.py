@@ -6,7 +6,7 @@ import io
 import json
 import shlex
 import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ from sparsewire.tools.bench.results import Contender, Point, Results, ResultsErr
 from sparsewire.tools.bench.timing import Timing
 from sparsewire.tools.bench.train import columns, report
 from sparsewire.tools.bench.train.columns import Race, Row
-from sparsewire.tools.bench.train.findings import headline, remarks
 from sparsewire.tools.bench.train.plan import LEARNING_RATES, Plan
+from sparsewire.tools.bench.train.report import headline, remarks
 from sparsewire.tools.cli import main
+from sparsewire.tools.cli.worker import tuples
 from sparsewire.tools.lab import Link
 from tests.tools.tasks import idxfile
 
@@ -148,9 +149,20 @@ def test_json_round_trip(race: Race) -> None:
 
 def test_a_plan_survives_json(tmp_path: Path) -> None:
     plan = Plan(
-        "mnist", ("dense DDP",), 0.9, 8, (16, 16), "sgd", 0.1, 5, 50, 0, str(tmp_path), 60.0
+        model="mnist",
+        contenders=("dense DDP",),
+        target=0.9,
+        batch_size=8,
+        hidden=(16, 16),
+        optimizer="sgd",
+        lr=0.1,
+        evaluate_every=5,
+        limit_steps=50,
+        seed=0,
+        data=str(tmp_path),
+        timeout=60.0,
     )
-    assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+    assert Plan(**tuples(json.loads(json.dumps(asdict(plan))))) == plan
 
 
 def test_table_picture_and_page(race: Race, tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sparsewire.tools.bench.compare import table
+from sparsewire.tools.bench.compare import Result, table
 from sparsewire.tools.cli import compare as command
 from sparsewire.tools.cli.errors import CommandError
 from sparsewire.tools.cli.options import Compare
 from sparsewire.tools.cli.plan import Plan
-from sparsewire.tools.cli.recorder import Recorder, Result
+from sparsewire.tools.cli.recorder import Recorder
 
 
 def result(scheme: str, low: float, median: float, high: float) -> Result:

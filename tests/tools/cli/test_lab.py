@@ -211,7 +211,7 @@ def test_what_is_missing_is_explained(
     missing: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000 if missing == "root" else 0)
-    monkeypatch.setattr("sparsewire.tools.lab.obstacles.find", lambda name: name == "ip" or None)
+    monkeypatch.setattr("sparsewire.tools.lab.cluster.find", lambda name: name == "ip" or None)
     obstacle.cache_clear()
     try:
         assert main(["lab", "--rate", "1gbit"]) == 1

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from sparsewire.tools.cli import progress
+from sparsewire.tools.cli.progress import Progress
 
 
-def run(shown: progress.Progress) -> None:
+def run(shown: Progress) -> None:
     with shown:
         shown.begin("TopK[0.01]", total=2)
         shown.update(1, "3 ms/step")
@@ -20,12 +20,12 @@ def run(shown: progress.Progress) -> None:
 
 
 def test_quiet(capsys: pytest.CaptureFixture[str]) -> None:
-    run(progress.choose(quiet=True))
+    run(Progress(quiet=True))
     assert capsys.readouterr() == ("", "")
 
 
 def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    run(progress.choose(quiet=False))
+    run(Progress())
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
         "TopK[0.01]",
@@ -40,7 +40,7 @@ def test_a_bar_on_a_terminal(
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("FORCE_COLOR", "1")
-    run(progress.choose(quiet=False))
+    run(Progress())
     shown = capsys.readouterr().err
     assert "it failed" in shown
     assert "another" in shown

@@ -42,7 +42,9 @@ def top_k(
     plan = plan_of(segments, "counts", work)
     sources = sources_of(before, addend)
     sample = plan.parts[0].scratch_for(floors.SAMPLE + 1).sample
-    floors.guess_floors(sources, plan.segments, plan.guesses, sample, plan.floors)
+    floors.start_guesses(
+        tuple(sources), tuple(plan.segments), tuple(plan.guesses), sample, plan.floors
+    )
     return _withdraw(sources, after, segments, plan, is_exact=True)
 
 
@@ -120,15 +122,15 @@ def _withdraw(
         part.walk(sources, target, goal[count:], plan, plan.floors, _NO_PICKS)
 
     share_out(len(plan.parts), walk_part)
-    total = walk.settle(
-        plan.segments,
+    total = walk.start_settle(
+        tuple(plan.segments),
         is_exact,
         target,
-        plan.join(),
-        plan.guesses,
+        tuple(plan.join()),
+        tuple(plan.guesses),
         array(indices),
         goal,
-        plan.parts[0].scratch,
+        tuple(plan.parts[0].scratch),
     )
     return Selection(indices, values, plan.param_squares(), plan.non_finite(), int(total))
 
@@ -187,17 +189,17 @@ class _Part:
     ) -> None:
         lengths, strides = plan.segments.lengths, plan.segments.strides
         longest = int((lengths // strides).max()) if len(strides) else 0
-        self.non_finite = walk.walk(
-            self.tiles,
-            sources,
+        self.non_finite = walk.start_walk(
+            tuple(self.tiles),
+            tuple(sources),
             after,
             dense,
-            plan.segments,
+            tuple(plan.segments),
             reached,
-            self.candidates,
-            picks,
+            tuple(self.candidates),
+            tuple(picks),
             len(after) > LARGE,
-            self.scratch_for(longest + 1),
+            tuple(self.scratch_for(longest + 1)),
         )
 
 

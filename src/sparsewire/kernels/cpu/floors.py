@@ -112,6 +112,12 @@ def guess_floors(
 
 
 @jit
+def start_guesses(sources: Any, segments: Any, guesses: Any, buffer: Array, floors: Array) -> None:
+    """Call `guess_floors` with plain tuples, as `walk.start_walk` does."""
+    guess_floors(Sources(*sources), SegmentColumns(*segments), Guesses(*guesses), buffer, floors)
+
+
+@jit
 def threshold(
     sources: Sources, segments: SegmentColumns, segment: int, last: Any, buffer: Array
 ) -> Any:

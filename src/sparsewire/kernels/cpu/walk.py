@@ -294,42 +294,43 @@ def walk(
     """
     bits = after.view(np.uint32)
     value_bits = picks.values.view(np.uint32)
-    raw, places, chosen = candidates.raw, candidates.places, picks.places
-    marks = scratch.marks
+    # Unpacked once: numba counts references whenever the loop looks into a struct.
+    starts, stops, params, owners, dense_places, squares = tiles
+    before, addend, halves, kind = sources
+    limits, has_strides = segments.limits, len(segments.strides) > 0
+    raw, places, chosen, marks = candidates.raw, candidates.places, picks.places, scratch.marks
     rest, blank, wide, _ = _divide(scratch.space)
     left, step = address(blank), np.int64(0)
-    non_finite = -1
-    cursor = 0
     segment, begin, at = -1, np.int64(0), np.int64(0)
-    floor = NEVER
-    for tile in range(len(tiles.starts)):
-        start, stop = tiles.starts[tile], tiles.stops[tile]
+    floor, cursor, non_finite = NEVER, 0, -1
+    for tile in range(len(starts)):
+        start, stop, owner = starts[tile], stops[tile], owners[tile]
         length = stop - start
-        selects = tiles.segments[tile] >= 0 and len(floors) > 0
+        selects = owner >= 0 and len(floors) > 0
         if not selects:
             floor = NEVER
-        elif tiles.segments[tile] != segment:
+        elif owner != segment:
             if segment >= 0:
-                at = _close(candidates, begin, at, segments.limits[segment], segment, bits)
-            segment = tiles.segments[tile]
-            if len(segments.strides):
+                at = _close(candidates, begin, at, limits[segment], segment, bits)
+            segment = owner
+            if has_strides:
                 last = floors[segment]
                 floors[segment] = threshold(sources, segments, segment, last, scratch.sample)
             begin, floor = at, floors[segment]
-        elif at - begin + length > 2 * segments.limits[segment] + 2 * TILE:
-            least = keep_largest(raw, places, begin, at, segments.limits[segment], bits)
-            at = begin + segments.limits[segment]
+        elif at - begin + length > 2 * limits[segment] + 2 * TILE:
+            least = keep_largest(raw, places, begin, at, limits[segment], bits)
+            at = begin + limits[segment]
             floor = np.uint32(least + np.uint32(1))  # equal ones come later and do not count
-        if len(sources.before):
-            left, step = address(sources.before) + 4 * start, np.int64(LEAP)
-        if sources.kind == PLAIN:
-            right = address(sources.addend) + 4 * start
+        if len(before):
+            left, step = address(before) + 4 * start, np.int64(LEAP)
+        if kind == PLAIN:
+            right = address(addend) + 4 * start
         else:
-            widen(sources.halves[start:stop], sources.kind, wide.view(np.uint32))
+            widen(halves[start:stop], kind, wide.view(np.uint32))
             right = address(wide)
         goal = address(after) + 4 * start
-        if tiles.dense[tile] >= 0:
-            goal = address(dense) + 4 * tiles.dense[tile]
+        if dense_places[tile] >= 0:
+            goal = address(dense) + 4 * dense_places[tile]
             after[start:stop] = np.float32(0)
         span = Span(left, step, right, goal, start, length)
         first, former = cursor, at
@@ -337,10 +338,9 @@ def walk(
         shift = STRIPE - _head(goal, length, is_past) - start
         cursor = _mark(chosen, cursor, stop, shift, marks)
         at, total, is_bad = _deposit(span, floor, is_past, marks, rest, raw, places, at)
-        fits = np.isfinite(total)  # in float32
-        tiles.squares[tile] = total if fits else _exact_squares(float32_at(right, length))
+        squares[tile] = total if np.isfinite(total) else _exact_squares(float32_at(right, length))
         if is_bad and non_finite < 0:
-            non_finite = tiles.params[tile]
+            non_finite = params[tile]
         if not selects:
             at = former
             for n in range(first, cursor):
@@ -348,8 +348,40 @@ def walk(
                 marks[(chosen[n] + shift) >> 6] = np.uint64(0)
     finish_writing()
     if segment >= 0:
-        _close(candidates, begin, at, segments.limits[segment], segment, bits)
+        _close(candidates, begin, at, limits[segment], segment, bits)
     return non_finite
+
+
+@jit
+def start_walk(
+    tiles: Any,
+    sources: Any,
+    after: Array,
+    dense: Array,
+    segments: Any,
+    floors: Array,
+    candidates: Any,
+    picks: Any,
+    past_cache: bool,
+    scratch: Any,
+) -> Any:
+    """Call `walk` with the fields of its arguments as plain tuples.
+
+    Numba needs about a microsecond more for every named tuple that Python hands over, which is
+    several percent of the time for a million values.
+    """
+    return walk(
+        Tiles(*tiles),
+        Sources(*sources),
+        after,
+        dense,
+        SegmentColumns(*segments),
+        floors,
+        Candidates(*candidates),
+        Picks(*picks),
+        past_cache,
+        Scratch(*scratch),
+    )
 
 
 @jit
@@ -467,3 +499,27 @@ def settle(
             value_bits[out + n] = raw[low + n]
         out += high - low
     return out
+
+
+@jit
+def start_settle(
+    segments: Any,
+    is_exact: bool,
+    after: Array,
+    candidates: Any,
+    guesses: Any,
+    indices: Array,
+    values: Array,
+    scratch: Any,
+) -> Any:
+    """Call `settle` with plain tuples, as `start_walk` does."""
+    return settle(
+        SegmentColumns(*segments),
+        is_exact,
+        after,
+        Candidates(*candidates),
+        Guesses(*guesses),
+        indices,
+        values,
+        Scratch(*scratch),
+    )

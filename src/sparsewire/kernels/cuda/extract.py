@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from ...segments import Segments
 from ...workspace import Workspace
 from .. import Selection, reference
 from .accumulate import accumulate, gather
-from .launch import Arguments, again, run
+from .launch import Arguments, again
 from .plan import BLOCK, CHUNK, HELD, LANES, STATE, Plan, Sample, plan_of, sample_of
 from .rank import count_over, deposit_again, extract, rank
 from .sample import bisect_sample, rank_sample
@@ -56,38 +57,32 @@ def over_threshold(
 def _find_thresholds(
     before: Tensor | None, addend: Tensor, after: Tensor, plan: Plan, sample: Sample, key: int
 ) -> None:
-    """They become the floors of the segments."""
-    held = after if before is None else before
-    word = signed(mix_int(key))
+    """Store each segment's threshold as its floor."""
+    names = {
+        "before": after if before is None else before,  # any tensor if there is none
+        "addend": addend,
+        "segments": plan.segments,
+        "samples": sample.rows,
+        "numbers": sample.small,
+        "blocks": sample.blocks,
+        "seen": sample.seen,
+        "key": signed(mix_int(key)),
+        "state": plan.state,
+        "histograms": plan.histograms,
+    }
     sizes = {"HAS_BEFORE": before is not None, "STATE": STATE}
     if len(sample.small):
-        run(
+        again(
             bisect_sample,
             (len(sample.small),),
-            held,
-            addend,
-            plan.segments,
-            sample.rows,
-            sample.small,
-            word,
-            plan.state,
+            _given(bisect_sample, names),
             **sizes,
             SEEN=HELD,
             **_BISECTING,
         )
     if not len(sample.blocks):
         return
-    given = Arguments(
-        held,
-        addend,
-        plan.segments,
-        sample.rows,
-        sample.blocks,
-        word,
-        plan.state,
-        plan.histograms,
-        sample.seen,
-    )
+    given = _given(rank_sample, names)
     for digit, bits in enumerate(_BY_ALL):
         again(
             rank_sample,
@@ -128,10 +123,62 @@ def _is_ours(before: Tensor | None, addend: Tensor, after: Tensor, segments: Seg
     return after.dtype == torch.float32 and is_addable(before, addend, segments)
 
 
+def _names(
+    before: Tensor | None, addend: Tensor, after: Tensor, plan: Plan, selection: Selection
+) -> dict[str, Any]:
+    """What the kernels of a withdrawal take, by the names of their parameters."""
+    return {
+        "before": after if before is None else before,  # any tensor if there is none
+        "addend": addend,
+        "after": after,
+        "indices": selection.indices,
+        "values": selection.values,
+        "param_squares": selection.squares,
+        "param_non_finite": selection.non_finite,
+        "entries": selection.count,
+        "capacity": selection.indices.numel(),
+        "size": plan.size,
+        "tiles": plan.tiles,
+        "groups": plan.groups,
+        "group_count": len(plan.groups),
+        "segments": plan.segments,
+        "segment_count": len(plan.segments),
+        "param_tiles": plan.params,
+        "param_count": plan.param_count,
+        "state": plan.state,
+        "histograms": plan.histograms,
+        "listed": plan.listed,
+        "list_capacity": plan.list_capacity,
+        "limit": plan.list_capacity,
+        "parts": plan.parts,
+        "cursor": plan.cursor,
+        "squares": plan.squares,
+        "non_finite": plan.non_finite,
+        "tile_counts": plan.tile_counts,
+        "group_counts": plan.group_counts,
+    }
+
+
+def _given(kernel: Any, names: dict[str, Any]) -> Arguments:
+    """Return the arguments of a kernel by name, without its constants, which are in capitals."""
+    parameters = _PARAMETERS.get(id(kernel))  # a kernel's hash is that of its source
+    if parameters is None:
+        parameters = tuple(name for name in kernel.arg_names if name.islower())
+        _PARAMETERS[id(kernel)] = parameters
+    return Arguments(*[names[name] for name in parameters])
+
+
+_PARAMETERS: dict[int, tuple[str, ...]] = {}
+
+
 def _deposited(
     before: Tensor | None, addend: Tensor, after: Tensor, plan: Plan, entries: int, lists: bool
-) -> Selection:
-    """What is known after the first pass: room for the entries, and the dense segments' values."""
+) -> tuple[Selection, dict[str, Any]]:
+    """Make room for the entries and run the first pass, which fills in the dense segments' values.
+
+    Returns:
+        The selection, and the arguments of the passes that follow.
+    """
     new = after.new_empty
     selection = Selection(
         new(entries, dtype=torch.int64),
@@ -140,55 +187,28 @@ def _deposited(
         new((), dtype=torch.int64),
         entries,
     )
-    run(
+    names = _names(before, addend, after, plan, selection)
+    again(
         accumulate,
         (len(plan.tiles),),
-        after if before is None else before,
-        addend,
-        after,
-        selection.values,
-        plan.tiles,
-        plan.state,
-        plan.listed,
-        plan.parts,
-        plan.cursor,
-        plan.squares,
-        plan.non_finite,
-        entries,
-        plan.list_capacity,
-        plan.list_capacity,
+        _given(accumulate, names),
         HAS_BEFORE=before is not None,
         LISTS=lists,
         TILE=plan.tile,
         STATE=STATE,
         **(_LISTING if lists else {"num_warps": _WARPS}),
     )
-    return selection
+    return selection, names
 
 
 def _taken_at(
     before: Tensor | None, addend: Tensor, after: Tensor, plan: Plan, indices: Tensor
 ) -> Selection:
     count = indices.numel()
-    selection = _deposited(before, addend, after, plan, count, lists=False)
+    selection, names = _deposited(before, addend, after, plan, count, lists=False)
     blocks = -(-count // BLOCK)
-    run(
-        gather,
-        (blocks + plan.param_count + 1,),
-        after,
-        indices,
-        selection.values,
-        count,
-        plan.size,
-        blocks,
-        plan.params,
-        plan.squares,
-        plan.non_finite,
-        selection.squares,
-        selection.non_finite,
-        plan.param_count,
-        BLOCK=BLOCK,
-    )
+    names |= {"indices": indices, "count": count, "blocks": blocks}
+    again(gather, (blocks + plan.param_count + 1,), _given(gather, names), BLOCK=BLOCK)
     return replace(selection, indices=indices)
 
 
@@ -196,39 +216,10 @@ def _taken_at(
 class _Ranking:
     """The launches after a deposit that find the rank of each segment and withdraw by it."""
 
-    held: Tensor  # `before`; any tensor if there is none
-    addend: Tensor
-    after: Tensor
     plan: Plan
-    selection: Selection
+    names: dict[str, Any]
     has_before: bool
     is_sampled: bool
-
-    def arguments(self) -> Arguments:
-        """Those of `rank`, which is launched eight times."""
-        plan = self.plan
-        return Arguments(
-            self.held,
-            self.addend,
-            self.after,
-            plan.listed,
-            plan.list_capacity,
-            plan.parts,
-            plan.tiles,
-            plan.groups,
-            plan.segments,
-            plan.state,
-            plan.histograms,
-            plan.tile_counts,
-            plan.group_counts,
-            len(plan.groups),
-            plan.params,
-            plan.squares,
-            plan.non_finite,
-            self.selection.squares,
-            self.selection.non_finite,
-            plan.param_count,
-        )
 
     def rank_digits(self, given: Arguments, attempt: int, by_list: int, by_all: int) -> None:
         """One round; digits are numbered from the top, and there may be none."""
@@ -252,74 +243,35 @@ class _Ranking:
         )
 
     def deposit_again(self) -> None:
-        plan = self.plan
-        run(
+        names = {**self.names, "cursor": self.plan.second_cursor}
+        again(
             deposit_again,
-            (len(plan.groups),),
-            self.held,
-            self.addend,
-            self.after,
-            plan.tiles,
-            plan.groups,
-            plan.state,
-            plan.listed,
-            plan.parts,
-            plan.second_cursor,
-            plan.squares,
-            plan.non_finite,
-            plan.list_capacity,
+            (len(self.plan.groups),),
+            _given(deposit_again, names),
             HAS_BEFORE=self.has_before,
-            TILE=plan.tile,
+            TILE=self.plan.tile,
             STATE=STATE,
             num_warps=_FEW_WARPS,
         )
 
     def count_over(self) -> None:
-        plan, groups = self.plan, len(self.plan.groups)
-        run(
+        again(
             count_over,
-            (groups,),
-            self.after,
-            plan.listed,
-            plan.list_capacity,
-            plan.parts,
-            plan.tiles,
-            plan.groups,
-            plan.state,
-            plan.tile_counts,
-            plan.group_counts,
-            groups,
-            **_sizes(plan),
+            (len(self.plan.groups),),
+            _given(count_over, self.names),
+            **_sizes(self.plan),
             num_warps=_FEW_WARPS,
         )
 
     def extract(self) -> Tensor:
         """Write indices and values; returns how many there are."""
-        plan, groups = self.plan, len(self.plan.groups)
-        count = self.after.new_empty((), dtype=torch.int64)
-        run(
+        count: Tensor = self.names["after"].new_empty((), dtype=torch.int64)
+        again(
             extract,
-            (groups,),
-            self.after,
-            plan.listed,
-            plan.list_capacity,
-            plan.parts,
-            plan.cursor,
-            plan.tiles,
-            plan.groups,
-            plan.segments,
-            plan.state,
-            plan.tile_counts,
-            plan.group_counts,
-            self.selection.indices,
-            self.selection.values,
-            count,
-            plan.size,
-            self.selection.indices.numel(),
-            groups,
-            len(plan.segments),
+            (len(self.plan.groups),),
+            _given(extract, {**self.names, "all_count": count}),
             SAMPLED=self.is_sampled,
-            **_sizes(plan),
+            **_sizes(self.plan),
             **_WITHDRAWING,
         )
         return count
@@ -347,10 +299,9 @@ def _ranked(
     if not len(plan.segments):
         nothing = torch.empty(0, dtype=torch.int64, device=after.device)
         return _taken_at(before, addend, after, plan, nothing)
-    selection = _deposited(before, addend, after, plan, entries, lists=True)
-    held = after if before is None else before
-    ranking = _Ranking(held, addend, after, plan, selection, before is not None, is_sampled)
-    given = ranking.arguments()
+    selection, names = _deposited(before, addend, after, plan, entries, lists=True)
+    ranking = _Ranking(plan, names, before is not None, is_sampled)
+    given = _given(rank, names)
     for digit in range(3):
         ranking.rank_digits(given, 0, digit, -1)
     ranking.deposit_again()

@@ -299,41 +299,71 @@ def evaluate_first(
 
 
 # fmt: off
+@triton.jit
+def put_back_listed(
+    after, listed, list_capacity, begins, lengths, bases, longest, LANES: tl.constexpr,
+):
+    """Write what is listed back into `after`, which is then counted as a whole."""
+    for at in range(0, longest, LANES):
+        values, places, is_there = listed_at(
+            listed, list_capacity, begins, lengths, bases, at, LANES
+        )
+        tl.store(after + places, values, mask=is_there)
+    tl.debug_barrier()
+# fmt: on
+
+
+# fmt: off
+@triton.jit
+def evaluate(
+    before, addend, segments, segment, here, histogram, path, by_list, wanted, floor, lowest,
+    prefix, left, HAS_BEFORE: tl.constexpr, SAMPLED: tl.constexpr, TRY: tl.constexpr,
+    FIRST: tl.constexpr, SHIFT: tl.constexpr, BITS: tl.constexpr, ALL_SHIFT: tl.constexpr,
+    ALL_BITS: tl.constexpr,
+):
+    """Append the digit that the histogram gives to the rank of a segment; the last one ends it."""
+    if FIRST and by_list:
+        evaluate_first(
+            before, addend, segments, segment, here, histogram, path, wanted, floor, lowest,
+            HAS_BEFORE, SAMPLED, TRY,
+        )
+    else:
+        digits = tl.where(by_list, BITS, ALL_BITS)
+        cut, quota = add_digit(here, histogram, prefix, left, digits, BINS)
+        if by_list:
+            if SHIFT == 0:
+                conclude(here, cut + floor, quota, SAMPLED)
+        else:
+            if ALL_SHIFT == 0:
+                conclude(here, cut, quota, SAMPLED)
+# fmt: on
+
+
+# fmt: off
 @triton.jit(do_not_specialize=["list_capacity", "group_count", "param_count"])
 def rank(
     before, addend, after, listed, list_capacity, parts, tiles, groups, segments, state, histograms,
     tile_counts, group_counts, group_count, param_tiles, squares, non_finite, param_squares,
     param_non_finite, param_count,
-    HAS_BEFORE: tl.constexpr,
-    SAMPLED: tl.constexpr,
-    TRY: tl.constexpr,  # LISTED or RETRIED
-    FIRST: tl.constexpr,  # whether this is the first digit by list
-    SHIFT: tl.constexpr,  # of the digit by list
-    BITS: tl.constexpr,  # and how long it is; 0 where there is none
-    ALL_FIRST: tl.constexpr,  # likewise, by all
-    ALL_SHIFT: tl.constexpr,
-    ALL_BITS: tl.constexpr,
-    TILE: tl.constexpr,
-    GROUP: tl.constexpr,
-    LANES: tl.constexpr,
-    CHUNK: tl.constexpr,
+    HAS_BEFORE: tl.constexpr, SAMPLED: tl.constexpr, TRY: tl.constexpr,
+    FIRST: tl.constexpr, SHIFT: tl.constexpr, BITS: tl.constexpr,  # of the digit by list
+    ALL_FIRST: tl.constexpr, ALL_SHIFT: tl.constexpr, ALL_BITS: tl.constexpr,  # of that by all
+    TILE: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr, CHUNK: tl.constexpr,
     STATE: tl.constexpr,
 ):
-    """One digit of the rank; the last group of a segment to finish evaluates it.
+    """Find one digit of the rank; the last group of a segment to finish evaluates it.
 
-    The first programs of the very first round inspect what was deposited. By list a round reads 4
-    bytes for every entry of it; by all, which is rare, it reads `after`.
+    TRY is LISTED or RETRIED. A digit of 0 bits is none. The first programs of the very first round
+    inspect the deposit. By list a round reads 4 bytes for every entry of it; by all, which is rare,
+    it reads `after`.
     """
-    # fmt: on
     group = tl.program_id(0)
     if FIRST and TRY == LISTED:
         if group <= param_count:
-            # fmt: off
             inspect(
                 group, param_tiles, squares, non_finite, param_squares, param_non_finite,
                 param_count,
             )
-            # fmt: on
             return
         group -= param_count + 1
     first = tl.load(groups + group * GROUP_COLUMNS + GROUP_TILE)
@@ -357,22 +387,16 @@ def rank(
     if SAMPLED and FIRST:
         listed_count = tl.load(here + LISTED_COUNT)
         if (listed_count <= wanted) & (floor == lowest) & (tl.load(here + SPILLED) == 0):
-            # fmt: off
             take_all_listed(
                 parts, groups, tile_counts, group_counts, group_count, group, first, count, here,
                 floor, listed_count, TRY, GROUP,
             )
-            # fmt: on
             return
-    prefix = tl.zeros_like(segment)
-    left = wanted
+    prefix, left = tl.zeros_like(segment), wanted
     if not FIRST:
-        prefix = tl.load(here + PREFIX)
-        left = tl.load(here + LEFT)
+        prefix, left = tl.load(here + PREFIX), tl.load(here + LEFT)
     begins, lengths, bases = parts_of(parts, tiles, first, count, TILE, GROUP)
-    longest = tl.max(lengths)
-    found = tl.zeros([BINS], tl.int32)
-
+    longest, found = tl.max(lengths), tl.zeros([BINS], tl.int32)
     if BITS > 0:
         if by_list:
             found, above = count_listed(
@@ -381,45 +405,24 @@ def rank(
             )
             if FIRST:
                 tl.atomic_add(here + ABOVE, tl.sum(above).to(tl.int64), sem="relaxed")
-
     if ALL_FIRST:
         if path >= ALL:
-            for entry in range(0, longest, LANES):
-                held, to, is_held = listed_at(
-                    listed, list_capacity, begins, lengths, bases, entry, LANES
-                )
-                tl.store(after + to, held, mask=is_held)
-            tl.debug_barrier()
+            put_back_listed(after, listed, list_capacity, begins, lengths, bases, longest, LANES)
         if path == ZERO:
             return
-
     if ALL_BITS > 0:
         if by_all:
             found = count_all(
-                after, tiles, first, count, prefix, found, ALL_SHIFT, ALL_BITS, TILE, CHUNK
+                after, tiles, first, count, prefix, found, ALL_SHIFT, ALL_BITS, TILE, CHUNK,
             )
-
     histogram = histograms + segment * BINS
     tl.atomic_add(histogram + tl.arange(0, BINS), found, mask=found > 0, sem="relaxed")
-    if not is_last(here, tl.load(segments + segment * SEGMENT_COLUMNS + SEGMENT_GROUPS)):
-        return
-
-    if FIRST:
-        if by_list:
-            # fmt: off
-            evaluate_first(
-                before, addend, segments, segment, here, histogram, path, wanted, floor, lowest,
-                HAS_BEFORE, SAMPLED, TRY,
-            )
-            # fmt: on
-            return
-    cut, quota = add_digit(here, histogram, prefix, left, tl.where(by_list, BITS, ALL_BITS), BINS)
-    if by_list:
-        if SHIFT == 0:
-            conclude(here, cut + floor, quota, SAMPLED)
-    else:
-        if ALL_SHIFT == 0:
-            conclude(here, cut, quota, SAMPLED)
+    if is_last(here, tl.load(segments + segment * SEGMENT_COLUMNS + SEGMENT_GROUPS)):
+        evaluate(
+            before, addend, segments, segment, here, histogram, path, by_list, wanted, floor,
+            lowest, prefix, left, HAS_BEFORE, SAMPLED, TRY, FIRST, SHIFT, BITS, ALL_SHIFT, ALL_BITS,
+        )
+# fmt: on
 
 
 # fmt: off

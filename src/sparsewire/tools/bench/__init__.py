@@ -1,4 +1,4 @@
-"""What `sparsewire bench` measures, and what it says about it.
+"""Measurements of `sparsewire bench`, and their tables, findings and reports.
 
 A figure goes this way: a rank measures it (`step/rank.py`, `step/stopwatch.py`; trainings run in
 `cli/`), `results.py` keeps it, a column computes with it (`step/columns.py`, `train/columns.py`,

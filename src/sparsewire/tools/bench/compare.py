@@ -1,6 +1,6 @@
-"""What `sparsewire compare` shows of trainings: table, picture and report.
+"""The table, picture and report of `sparsewire compare`.
 
-The trainings are the command line's own; `Trained` says what is read of them.
+The command line trains; a `Result` has the records of one training.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from sparsewire.notation import short
 from sparsewire.report import human_bytes, plural
 
 from . import report
@@ -26,40 +27,44 @@ _METHOD = (
     "after the other.",
     "A step's time is the median over all steps on rank 0, and the quartiles are its spread.",
     RULE,
-    "Bytes sent are those of the messages of one worker, the mean over all workers and steps.",
+    "Bytes sent are the message bytes of one worker: the mean over all workers and steps.",
 )
 
 
-class Trained(Protocol):
-    """One training: its scheme, its summary, and how it went from epoch to epoch."""
+@dataclass(frozen=True)
+class Result:
+    """The summary of one run, and its record of each epoch."""
+
+    summary: dict[str, Any]
+    epochs: list[dict[str, Any]]
 
     @property
     def name(self) -> str:
-        """The scheme."""
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """What the whole training told."""
+        """The scheme as people write it."""
+        return short(str(self.summary["scheme"]))
 
     @property
     def timing(self) -> Timing:
-        """The time of a step."""
+        """The time of a step, and its spread."""
+        return Timing(self.summary["step_seconds"], *self.summary["step_quartiles"])
 
     @property
     def accuracies(self) -> list[float]:
-        """The test accuracy after every epoch."""
+        """Test accuracy after every epoch."""
+        return [epoch["test_accuracy"] for epoch in self.epochs]
 
     @property
     def times(self) -> list[float]:
-        """The seconds of training until the end of every epoch."""
+        """Seconds of training until the end of every epoch, tests left out."""
+        return [epoch["train_seconds"] for epoch in self.epochs]
 
 
 @dataclass(frozen=True)
 class Row:
     """One training, and the one that all are compared with."""
 
-    one: Trained
-    first: Trained
+    one: Result
+    first: Result
 
 
 def _against_first(row: Row) -> str | None:
@@ -123,20 +128,20 @@ COLUMNS: tuple[Column[Row], ...] = (
 )
 
 
-def table(results: Sequence[Trained], rate: str | None) -> Table:
+def table(results: Sequence[Result], rate: str | None) -> Table:
     """Return a line for each training."""
     title = f"MNIST, {plural(results[0].summary['workers'], 'worker')}"
     title += f" at {rate}" if rate else ""
     return Table.of(title, COLUMNS, [(one.name, Row(one, results[0])) for one in results])
 
 
-def write(results: Sequence[Trained], rate: str | None, setting: Setting, folder: Path) -> None:
+def write(results: Sequence[Result], rate: str | None, setting: Setting, folder: Path) -> None:
     """Write report.html and comparison.png."""
     save_chart(chart(results, rate), folder / "comparison.png")
     report.save(page(results, rate, setting), folder / "report.html")
 
 
-def page(results: Sequence[Trained], rate: str | None, setting: Setting) -> Page:
+def page(results: Sequence[Result], rate: str | None, setting: Setting) -> Page:
     """Return the report."""
     workers = results[0].summary["workers"]
     shown = table(results, rate)
@@ -154,7 +159,7 @@ def page(results: Sequence[Trained], rate: str | None, setting: Setting) -> Page
     )
 
 
-def chart(results: Sequence[Trained], rate: str | None) -> Chart:
+def chart(results: Sequence[Result], rate: str | None) -> Chart:
     """Return the accuracy over seconds where links have a rate, else over epochs."""
     title, below = "Test accuracy, %", "epoch"
     if rate is not None:
@@ -184,7 +189,7 @@ def chart(results: Sequence[Trained], rate: str | None) -> Chart:
     return Chart(_headline(results), (panel,))
 
 
-def _headline(results: Sequence[Trained]) -> str:
+def _headline(results: Sequence[Result]) -> str:
     first, others = results[0], results[1:]
     reached = f"{first.name} reaches {first.summary['test_accuracy']:.2%} on MNIST"
     if not others:
@@ -197,7 +202,7 @@ def _headline(results: Sequence[Trained]) -> str:
     )
 
 
-def _bytes(results: Sequence[Trained]) -> Bars:
+def _bytes(results: Sequence[Result]) -> Bars:
     bars = []
     for one in results:
         sent, reduction = one.summary["bytes_per_step"], one.summary["reduction"]
@@ -206,7 +211,7 @@ def _bytes(results: Sequence[Trained]) -> Bars:
     return Bars("Sent per step and worker", tuple(bars))
 
 
-def _seconds(results: Sequence[Trained]) -> Bars:
+def _seconds(results: Sequence[Result]) -> Bars:
     bars = []
     for one in results:
         timing = one.timing

@@ -1,11 +1,13 @@
-"""Who takes part: sparsewire's schemes, what torch offers instead, and no exchange at all."""
+"""The contenders: sparsewire's schemes, torch's own hooks, and no exchange at all."""
 
 from __future__ import annotations
 
 import gc
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -54,7 +56,7 @@ def _low_rank(rank: int) -> Peer:
 
 
 def _exchange_nothing(state, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations
-    """Leave every rank's gradient as it is: what is left is what DDP itself costs."""
+    """Leave every rank's gradient as it is, to measure the cost of DDP itself."""
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
@@ -75,7 +77,7 @@ SHORT = dict(
 
 
 def peer(text: str) -> str:
-    """The name of a peer as it stands in tables, from what a person typed."""
+    """Return the name of a peer in tables, given what a user typed."""
     typed = text.strip().lower()
     known = {**SHORT, **{name.lower(): name for name in PEERS}}
     if typed not in known:
@@ -84,7 +86,7 @@ def peer(text: str) -> str:
 
 
 def scheme(text: str) -> str:
-    """The name of a scheme as it stands in tables, from what a person typed."""
+    """Return the name of a scheme in tables, given what a user typed."""
     given = text.strip()
     found = _UPDATES.match(given)
     chosen = short(repr(as_scheme(given[found.end() :] if found else given)))
@@ -97,7 +99,7 @@ def scheme(text: str) -> str:
 
 
 def kind(name: str) -> str:
-    """What a name stands for: a "floor", which exchanges nothing, a "peer" or a "scheme"."""
+    """Return the kind of a contender: "floor", which exchanges nothing, "peer" or "scheme"."""
     if name == COMPUTE or (name in PEERS and not PEERS[name].sends):
         return "floor"
     return "peer" if name in PEERS else "scheme"
@@ -158,7 +160,7 @@ class Entry:
         return timed
 
     def sent(self, world_size: int) -> int:
-        """Bytes of payload that this rank has sent so far; of a peer, what a ring would send."""
+        """Return the payload bytes that this rank has sent so far; for a peer, those of a ring."""
         if self.wire is not None:
             return self.wire.counters.bytes_sent
         if self._peer is None or not self._peer.sends:
@@ -168,7 +170,7 @@ class Entry:
         return dense_traffic(self._values, world_size, self._peer.adds.itemsize)
 
     def buckets(self) -> list[dict[str, tuple[int, ...]]]:
-        """What was exchanged together in the last step, by name and shape; of a peer, how much."""
+        """Return the buckets of the last step by name and shape; for a peer, their sizes alone."""
         if self.wire is None:
             return [{"values": (size,)} for size in self._sizes]
         return [
@@ -181,9 +183,21 @@ class Entry:
             self.wire.counters.accumulated.clear()
 
     def leave(self) -> None:
-        """Free the model for the next one; what was entered with it stays as it is."""
+        """Detach from the model, so that the next contender can use it."""
         if self.wire is not None:
             self.wire.detach()
         self.model.zero_grad()  # they lie in buckets
         del self.model, self.wire, self._state
         gc.collect()  # DDP acts on the model for as long as it lives, and it is part of a cycle
+
+
+def interface_bytes() -> int | None:
+    """Return the bytes that this host's network interface has sent; None on a shared interface."""
+    name = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+    if name == "lo":
+        return None
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        interface, _, numbers = line.partition(":")
+        if interface.strip() == name:
+            return int(numbers.split()[8])
+    return None

@@ -1,4 +1,4 @@
-"""What pictures have in common, here and in `papers/`: their size, their axes and their files."""
+"""Shared by all pictures, here and in `papers/`: their size, axes and files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def blank(width: float, height: float) -> Figure:
 
 
 def plain(axes: Axes, title: str, below: str) -> None:
-    """Take away what says nothing, and say what is shown."""
+    """Label the axes, and hide lines and ticks that carry no information."""
     axes.set_title(title, loc="left", color=INK, fontsize=10, fontweight="bold", pad=12)
     axes.set_xlabel(below, color=INK, fontsize=9)
     axes.spines[["top", "right", "left"]].set_visible(False)
@@ -33,7 +33,7 @@ def plain(axes: Axes, title: str, below: str) -> None:
 
 
 def settle(figure: Figure) -> None:
-    """Put everything in its place, where it stays in whatever format it is written."""
+    """Compute the layout, which is then the same in every format."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
 

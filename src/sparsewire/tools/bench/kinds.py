@@ -1,4 +1,4 @@
-"""What is made of results: JSON, tables and sentences, a report and a picture, for each kind.
+"""The outputs of each kind of results: JSON, tables, findings, a report and a picture.
 
 results.json has every sample or point, and beside them the `summary` of each contender: the values
 of the columns in `step/columns.py` and `train/columns.py`.
@@ -25,14 +25,14 @@ from .train import report as train
 
 @dataclass(frozen=True)
 class Kind:
-    """What is made of one kind of results.
+    """The outputs of one kind of results.
 
     Args:
         summarize: the `summary` of a contender for results.json.
         shown: tables and sentences for the terminal.
         page: the report.
         save_picture: draws the picture into files.
-        follows: what else results.json has.
+        follows: derived values that results.json also has.
     """
 
     summarize: Callable[[Results, Run, Contender], dict[str, Any]]
@@ -62,7 +62,7 @@ def shown(results: Results) -> list[Table | str]:
 
 
 def as_json(results: Results) -> dict[str, Any]:
-    """Return results as JSON can hold them, with what follows from them."""
+    """Return results as JSON can hold them, with derived values."""
     kind = KINDS[results.kind]
     return {
         "schema": SCHEMA,

@@ -1,8 +1,8 @@
-"""What was measured: one model for `bench step`, `bench train` and `bench scale`, and its JSON.
+"""The model of results of `bench step`, `bench train` and `bench scale`, and its JSON.
 
 A `Results` has runs, one for each network; a run has contenders; a contender has samples (steps)
-or points (looks at the test set). What follows from them is computed in `step/`, `train/` and
-`scale/`, and written beside them by `publish.py`.
+or points (tests). The columns in `step/`, `train/` and `scale/` compute with them, and `kinds.py`
+writes their values into the same file.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ FACTS = {
     "train": ("target", "limit_steps"),
     "scale": ("alone", "most", "buckets"),
 }
-"""The kinds of results, and what each keeps besides its runs."""
+"""The kinds of results, and the facts that each has besides its runs."""
 
 
 class ResultsError(SparsewireError, ValueError):
-    """A file that holds no results, or those of another version."""
+    """A file without results, or with results of another version."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Point:
-    """Where a training stood at a look at the test set; bytes are what one host had sent."""
+    """A training at one test; bytes are those that one host has sent so far."""
 
     step: int
     seconds: float
@@ -75,7 +75,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Contender:
-    """What was measured of one contender on one network; `failed` says why there is no more."""
+    """The measurements of one contender on one network; `failed` is the reason if it failed."""
 
     name: str
     samples: tuple[Sample, ...] = ()
@@ -133,14 +133,14 @@ class Contender:
 
     @property
     def last(self) -> Point:
-        """Where its training ended."""
+        """The last point of its training."""
         return self.points[-1]
 
 
 def _arrival(points: tuple[Point, ...]) -> Timing:
-    """When a training got to its last point, which was after the look before it.
+    """Return when a training reached its last point, which lies after the test before it.
 
-    The spread covers all steps between the two looks, at the quartiles of the time per step.
+    The spread covers all steps between the two tests, at the quartiles of the time per step.
     """
     if len(points) < 2:
         return Timing(0.0, 0.0, 0.0)
@@ -162,12 +162,12 @@ class Run:
 
     @property
     def finished(self) -> list[Contender]:
-        """Those with something to show, in the order they were asked for."""
+        """The contenders that finished, in the order of the command line."""
         return [one for one in self.contenders if (one.samples or one.points) and not one.failed]
 
     @property
     def failed(self) -> list[Contender]:
-        """Those without."""
+        """The contenders that failed."""
         return [one for one in self.contenders if one not in self.finished]
 
     @property
@@ -177,18 +177,18 @@ class Run:
 
     @property
     def dense(self) -> Contender | None:
-        """Dense DDP, if it took part."""
+        """Dense DDP, if it was measured."""
         return self.named(DENSE)
 
     @property
     def schemes(self) -> list[Contender]:
-        """Those of sparsewire, the fastest first."""
+        """sparsewire's schemes that finished, the fastest first."""
         schemes = [one for one in self.finished if one.kind == "scheme"]
         return sorted(schemes, key=lambda one: one.median)
 
     @property
     def peers(self) -> list[Contender]:
-        """What torch offers besides dense DDP."""
+        """torch's own hooks that finished, besides dense DDP."""
         return [one for one in self.finished if one.kind == "peer" and one.name != DENSE]
 
     @property
@@ -201,7 +201,7 @@ class Run:
         return next((one for one in self.finished if one.name == name), None)
 
     def against_dense(self, one: Contender) -> str:
-        """Compare a contender with dense DDP in a word or two; floors compete with nobody."""
+        """Compare a contender with dense DDP in a word or two; return nothing for a floor."""
         if self.dense is None or one is self.dense or one.kind == "floor":
             return ""
         return one.timing.verdict(self.dense.timing)
@@ -246,7 +246,7 @@ class Results:
         try:
             fields = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise ResultsError(f"{path} is no JSON: {error}") from None
+            raise ResultsError(f"{path} is not JSON: {error}") from None
         if not isinstance(fields, dict):
             raise ResultsError(f"{path} holds no results")
         return cls.from_dict(fields)
@@ -313,7 +313,7 @@ def _lines(value: object, indent: str) -> str:
 
 
 def rounded(value: Any) -> Any:
-    """Round times to the microsecond: what comes after is noise."""
+    """Round times to the microsecond; smaller digits are noise."""
     if isinstance(value, float):
         return round(value, 6)
     if isinstance(value, dict):

@@ -1,11 +1,11 @@
-"""Where and with what something was measured, to be kept beside every figure."""
+"""The machine, versions and command of a measurement, recorded with its results."""
 
 from __future__ import annotations
 
 import os
 import platform
 import subprocess
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -49,6 +49,12 @@ class Setting:
         )
 
 
+def arguments(command: str, options: Any) -> dict[str, Any]:
+    """Return a command and its options, a dataclass, as JSON can hold them."""
+    given = {name: str(v) if isinstance(v, Path) else v for name, v in asdict(options).items()}
+    return {"command": command, **given}
+
+
 def _cpu() -> str:
     """The processor's name as its maker writes it."""
     try:
@@ -73,7 +79,7 @@ def _commit() -> str | None:
     if os.environ.get("COMMIT"):
         return os.environ["COMMIT"]
     try:
-        # An installed package may lie in somebody else's repository, which does not track it.
+        # An installed package may lie inside a repository that does not track it.
         if not _git("ls-files", Path(__file__).name):
             return None
         return _git("rev-parse", "HEAD") or None

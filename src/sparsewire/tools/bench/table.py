@@ -18,12 +18,12 @@ class Column(Generic[Row]):
 
     Args:
         key: its name in results.json.
-        title: its heading; empty for what results.json alone has.
+        title: its heading; empty for a column that only results.json has.
         unit: of the values in results.json.
-        about: what it says and how it is computed, in one or two sentences.
+        about: its meaning and how it is computed, in one or two sentences.
         value: computes it from a row; None where there is nothing to say.
         show: the value as text.
-        missing: the text of a row that has no value.
+        missing: the text of a row without a value.
     """
 
     key: str
@@ -35,7 +35,7 @@ class Column(Generic[Row]):
     missing: Callable[[Row], str] = lambda row: ""
 
     def cell(self, row: Row) -> Cell:
-        """Return what stands in this column of a row."""
+        """Return this column's cell of a row."""
         value = self.value(row)
         return Cell(self.missing(row) if value is None else self.show(value), value)
 
@@ -50,7 +50,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Heading:
-    """The top of a column, and what it means."""
+    """The heading of a column, and its meaning."""
 
     title: str
     about: str = ""

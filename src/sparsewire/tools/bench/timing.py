@@ -38,7 +38,7 @@ class Timing:
         return cls(middle, low, high)
 
     def gain_over(self, other: Timing) -> float | None:
-        """How many times faster this is than `other`, below 1 if it is slower.
+        """Return how many times faster this is than `other`; below 1 if it is slower.
 
         None if they cannot be told apart: their spreads overlap, or they are within 5 %.
         """
@@ -47,7 +47,7 @@ class Timing:
         return None if overlap or 1 / CLEAR < ratio < CLEAR else ratio
 
     def beats(self, other: Timing) -> bool:
-        """Whether this is faster than `other`, beyond doubt."""
+        """Whether this is measurably faster than `other`."""
         gain = self.gain_over(other)
         return gain is not None and gain > 1
 

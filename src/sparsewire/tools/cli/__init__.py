@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .guard import run_guarded
+from .errors import run_guarded
 
 if TYPE_CHECKING:
     from .options import Command
@@ -57,7 +57,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _needs_lab(command: Command) -> bool:
-    """Whether a command builds a lab, if it can."""
+    """Whether a command builds a lab."""
     from . import options
 
     match command:

@@ -7,14 +7,15 @@ from dataclasses import replace
 from ..bench.contenders import COMPUTE
 from ..bench.results import Results
 from ..bench.scale.view import Scale
-from ..bench.setting import Setting
+from ..bench.setting import Setting, arguments
 from ..bench.step.plan import interleave
 from ..lab import Loopback
-from . import progress, site
-from .bench_session import arguments, name_contenders, prepare, tell
+from . import site
+from .bench_session import name_contenders, prepare, tell
 from .bench_step import StepSession, check_model, plan_of
 from .errors import USAGE, CommandError
 from .options import BenchScale
+from .progress import Progress
 
 
 def scale(options: BenchScale) -> int:
@@ -27,7 +28,7 @@ def scale(options: BenchScale) -> int:
     alone_plan = replace(plan, turns=interleave([COMPUTE], options.rounds))
     setting = Setting.here(arguments("sparsewire bench scale", options))
     runs = []
-    with progress.choose(options.quiet) as shown:
+    with Progress(options.quiet) as shown:
         with Loopback(1) as single:  # one host that has the machine for itself
             session = StepSession(alone_plan, [COMPUTE], shown, options.debug)
             alone = session.run(single, None).floor.median
@@ -45,7 +46,7 @@ def scale(options: BenchScale) -> int:
 
 
 def _check(options: BenchScale, hosts: list[int]) -> None:
-    """Refuse what cannot work before anything starts, each with what would."""
+    """Raise an error for options that cannot work, before anything starts."""
     for number in hosts:
         site.check_hosts(number, "--hosts")
     if len(hosts) < 2:

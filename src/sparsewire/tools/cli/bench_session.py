@@ -1,13 +1,11 @@
-"""What the commands under `sparsewire bench` share: checks, and one measurement."""
+"""Shared by the commands under `sparsewire bench`: checks, and one measurement."""
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ..bench import contenders
@@ -21,14 +19,14 @@ from .launcher import WorkerError, launch
 from .options import BenchScale, BenchStep, BenchTrain
 from .progress import Progress
 from .publish import make_folder, publish
-from .records import Record
 from .site import Site, check_lab
+from .worker import Record
 
 _STARTING = 120.0  # seconds for all processes to start and to build the model
 
 
 def prepare(options: BenchStep | BenchTrain | BenchScale) -> None:
-    """See that there is a place to measure and a folder for results, before either is needed."""
+    """Check that a lab can be built and that results can be written."""
     if not options.loopback:
         check_lab("add --loopback to measure without a network of its own")
     make_folder(options.out)
@@ -39,14 +37,14 @@ def tell(
     options: BenchStep | BenchTrain | BenchScale,
     told: Sequence[object] | None = None,
 ) -> None:
-    """Write all files, and print the JSON, or what is to be `told`: by default, all there is."""
+    """Write all files, and print the JSON or `told`, by default all tables and findings."""
     if told is None:
         told = [*shown(results), f"report: {options.out / 'report.html'}"]
     publish(options.out, as_json(results), partial(draw, results), told, options.json)
 
 
 def name_contenders(peers: Sequence[str], schemes: Sequence[str]) -> list[str]:
-    """Everybody by the names of the table; given twice counts once."""
+    """Return the contenders by their names in tables, without duplicates."""
     names = [contenders.peer(text) for text in peers]
     names += [contenders.scheme(text) for text in schemes]
     if not names:
@@ -54,24 +52,18 @@ def name_contenders(peers: Sequence[str], schemes: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def arguments(command: str, options: BenchScale | BenchStep | BenchTrain) -> dict[str, Any]:
-    """A command and its options as JSON can hold them."""
-    given = {name: str(v) if isinstance(v, Path) else v for name, v in asdict(options).items()}
-    return {"command": command, **given}
-
-
 class Session(ABC):
-    """Has workers try all contenders on one network, whatever becomes of some of them.
+    """Has workers try all contenders on one network, and goes on if some fail.
 
     Attributes:
-        model: what the workers told about it.
-        failed: why contenders could not go on.
-        at_work: the contender that the workers are at.
+        model: its size, as the workers report it.
+        failed: the reason for each contender that failed.
+        at_work: the current contender.
         place: the network in words.
     """
 
     work = ""
-    """What the workers do, by its name there."""
+    """The name of the work in `worker.WORK`."""
 
     def __init__(self, total: int, timeout: float, progress: Progress, debug: bool) -> None:
         self.model: Record = {}
@@ -84,22 +76,22 @@ class Session(ABC):
 
     @abstractmethod
     def left(self) -> dict[str, Any] | None:
-        """Orders for what is still to be done, None when all is."""
+        """Return the orders for the remaining work, None if there is none."""
 
     @abstractmethod
     def hear(self, record: Record) -> None:
-        """Take a record of the workers."""
+        """Process a record of the workers."""
 
-    @abstractmethod
     def fail(self, name: str, reason: str) -> None:
-        """A contender is out."""
+        """Go on without a contender."""
         self.failed[name] = reason
+        self.progress.keep(f"{name} failed: {reason}", "yellow")
 
     def measure(self, site: Site, rate: int | None) -> tuple[str, tuple[Link, ...]]:
-        """Try all on `site`, with new processes after a contender has broken the old ones.
+        """Try all contenders on `site`, in new processes after one has failed.
 
         Returns:
-            What kind of network it was, and what its links carried.
+            The kind of network, and the measured throughput of its links.
         """
         network = "lab" if isinstance(site, Lab) else "loopback"
         links = tuple[Link, ...]()
@@ -117,7 +109,7 @@ class Session(ABC):
                 )
             except WorkerError as error:
                 if self.left() is None:
-                    break  # all is done; they only did not part in peace
+                    break  # the work is done; only the shutdown failed
                 if self.at_work is None or self.at_work == COMPUTE:
                     raise
                 self.fail(self.at_work, str(error))
@@ -139,13 +131,9 @@ class Session(ABC):
 
     def _overdue(self) -> str | None:
         silence = time.monotonic() - self._heard
-        limit = self.patience()
+        limit = self._timeout if self.at_work else max(_STARTING, self._timeout)
         if silence <= limit:
             return None
         if self.at_work is None:
             return f"the workers did not start within {limit:g} s"
-        return f"no step came to its end for {limit:g} s: it hangs, or needs more"
-
-    def patience(self) -> float:
-        """For how many seconds the workers may be silent."""
-        return self._timeout if self.at_work else max(_STARTING, self._timeout)
+        return f"no step ended for {limit:g} s: it hangs, or needs a longer --timeout"

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from ..bench.contenders import COMPUTE
 from ..bench.results import Contender, Results, Run, Sample
-from ..bench.setting import Setting
+from ..bench.setting import Setting, arguments
 from ..bench.step.plan import Plan, Turn, interleave
 from ..bench.words import say_seconds
 from ..tasks import workloads
 from ..tasks.workloads import WorkloadError
-from . import progress, site
-from .bench_session import Session, arguments, name_contenders, prepare, tell
+from . import site
+from .bench_session import Session, name_contenders, prepare, tell
 from .errors import USAGE, CommandError
 from .options import BenchScale, BenchStep
-from .records import Record
+from .progress import Progress
+from .worker import Record
 
 
 def step(options: BenchStep) -> int:
-    """Measure training steps, print the table and write everything else."""
+    """Measure training steps, print the table and write all files."""
     names = [COMPUTE, *name_contenders(options.peers, options.schemes)]
     rates = dict.fromkeys(site.read_rate(text, "--rates") for text in options.rates)
     site.check_hosts(options.hosts, "--hosts")
@@ -29,7 +30,7 @@ def step(options: BenchStep) -> int:
     prepare(options)
     plan = plan_of(options, names)
     runs, model = [], {}
-    with progress.choose(options.quiet) as shown:
+    with Progress(options.quiet) as shown:
         for rate in [None] if options.loopback else rates:
             with site.choose(options.hosts, rate, options.loopback) as place:
                 session = StepSession(plan, names, shown, options.debug)
@@ -41,7 +42,7 @@ def step(options: BenchStep) -> int:
 
 
 def check_model(name: str) -> None:
-    """Refuse a model that there is not."""
+    """Raise an error for an unknown model."""
     try:
         workloads.check(name)
     except WorkloadError as error:
@@ -49,7 +50,7 @@ def check_model(name: str) -> None:
 
 
 def plan_of(options: BenchStep | BenchScale, names: list[str]) -> Plan:
-    """What the workers are to measure."""
+    """Return the workers' plan."""
     return Plan(
         model=options.model,
         batch_size=options.batch_size,
@@ -61,11 +62,11 @@ def plan_of(options: BenchStep | BenchScale, names: list[str]) -> Plan:
 
 
 class StepSession(Session):
-    """Has everybody take turns on one network, each of a few steps."""
+    """Has all contenders take turns on one network, each of a few steps."""
 
     work = "measure"
 
-    def __init__(self, plan: Plan, names: list[str], shown: progress.Progress, debug: bool) -> None:
+    def __init__(self, plan: Plan, names: list[str], shown: Progress, debug: bool) -> None:
         super().__init__(len(plan.turns), plan.timeout, shown, debug)
         self.buckets: dict[str, list[dict[str, list[int]]]] = {}  # by contender, as DDP cut them
         self._plan = plan
@@ -74,7 +75,7 @@ class StepSession(Session):
         self._seconds: list[float] = []  # of the steps of this turn
 
     def run(self, place: site.Site, rate: int | None) -> Run:
-        """All turns on one network."""
+        """Take all turns on one network."""
         network, links = self.measure(place, rate)
         found = tuple(
             Contender(name, tuple(samples), failed=self.failed.get(name))
@@ -83,14 +84,14 @@ class StepSession(Session):
         return Run(place.hosts, network, rate, links, found)
 
     def left(self) -> dict[str, Any] | None:
-        """The turns that are still to be taken, with as many steps as before."""
+        """Return the plan for the remaining turns, with as many steps as before."""
         turns = tuple(turn for turn in self._plan.turns if self._is_due(turn))
         counts = {
             name: sum(sample.round == samples[0].round for sample in samples)
             for name, samples in self._samples.items()
             if samples
         }
-        return replace(self._plan, turns=turns, counts=counts).to_dict() if turns else None
+        return asdict(replace(self._plan, turns=turns, counts=counts)) if turns else None
 
     def hear(self, record: Record) -> None:
         """Follow a turn."""
@@ -112,11 +113,6 @@ class StepSession(Session):
                 f"  {len(self._done)}/{len(self._plan.turns)}  round {turn[0] + 1}  {turn[1]}  "
                 f"{say_seconds(statistics.median(self._seconds))}/step"
             )
-
-    def fail(self, name: str, reason: str) -> None:
-        """Leave out the turns of a contender."""
-        super().fail(name, reason)
-        self.progress.keep(f"{name} failed: {reason}", "yellow")
 
     def _is_due(self, turn: Turn) -> bool:
         return turn not in self._done and turn[1] not in self.failed

@@ -3,40 +3,42 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from sparsewire.report import plural
 
 from ..bench.results import Contender, Point, Results, Run
-from ..bench.setting import Setting
-from ..bench.train.goals import GOALS
-from ..bench.train.plan import LEARNING_RATES, USUAL, Plan
+from ..bench.setting import Setting, arguments
+from ..bench.train.plan import GOALS, LEARNING_RATES, MOMENTUM, USUAL, WARM_UP, Plan
 from ..bench.words import say_seconds
 from ..tasks import mnist, text
-from . import progress, site
-from .bench_session import Session, arguments, name_contenders, prepare, tell
+from . import site
+from .bench_session import Session, name_contenders, prepare, tell
 from .errors import USAGE, CommandError
 from .options import BenchTrain
-from .records import Record
+from .progress import Progress
+from .worker import Record
 
 
 def train(options: BenchTrain) -> int:
-    """Race to the target, print the table and write everything else."""
+    """Train to the target, print the table and write all files."""
     tell(run(options, "sparsewire bench train"), options)
     return 0
 
 
 def run(options: BenchTrain, command: str) -> Results:
-    """Have all contenders train, one after the other; `command` is what was typed."""
+    """Train with all contenders, one after the other; `command` is recorded with the results."""
     plan = _plan(options)
     rate = None if options.loopback else site.read_rate(options.rate)
     _check(options)
     prepare(options)
-    given = {**plan.to_dict(), "data": options.data and str(options.data)}
-    setting = Setting.here({**arguments(command, options), **given})
+    given = arguments(command, options)
+    chosen = {name: value for name, value in asdict(plan).items() if name in given}
+    chosen |= {"contenders": plan.contenders, "data": given["data"]}
+    setting = Setting.here({**given, **chosen})
     with (
-        progress.choose(options.quiet) as shown,
+        Progress(options.quiet) as shown,
         site.choose(options.hosts, rate, options.loopback) as place,
     ):
         session = _Session(plan, shown, options.debug)
@@ -47,7 +49,7 @@ def run(options: BenchTrain, command: str) -> Results:
 
 
 def _plan(options: BenchTrain) -> Plan:
-    """What the workers are to do: as asked, and for the rest what suits the model."""
+    """Return the workers' plan: the options given, and the model's defaults for the rest."""
     usual = USUAL[options.model]
     optimizer = options.optimizer or usual.optimizer
     data = (mnist.find if options.model == "mnist" else text.find)(options.data)
@@ -60,6 +62,8 @@ def _plan(options: BenchTrain) -> Plan:
         hidden=options.hidden or usual.hidden,
         optimizer=optimizer,
         lr=LEARNING_RATES[optimizer] if options.lr is None else options.lr,
+        momentum=MOMENTUM if optimizer == "sgd" else 0.0,
+        warm_up=WARM_UP if optimizer == "adamw" else 0,
         evaluate_every=options.evaluate_every,
         limit_steps=options.limit_steps or usual.limit_steps,
         seed=options.seed,
@@ -69,7 +73,7 @@ def _plan(options: BenchTrain) -> Plan:
 
 
 def _check(options: BenchTrain) -> None:
-    """Refuse what cannot work before anything starts, each with what would."""
+    """Raise an error for options that cannot work, before anything starts."""
     site.check_hosts(options.hosts, "--hosts")
     target, is_share = options.target, options.model == "mnist"
     if target is not None and not 0 < target < (1 if is_share else math.inf):
@@ -88,8 +92,8 @@ class _Session(Session):
 
     work = "race"
 
-    def __init__(self, plan: Plan, shown: progress.Progress, debug: bool) -> None:
-        # A look at the test set is silent too.
+    def __init__(self, plan: Plan, shown: Progress, debug: bool) -> None:
+        # Tests send no records.
         super().__init__(plan.limit_steps, max(plan.timeout, 120.0), shown, debug)
         self._plan, self._goal = plan, GOALS[plan.model]
         self._points: dict[str, list[Point]] = {name: [] for name in plan.contenders}
@@ -106,9 +110,9 @@ class _Session(Session):
         return Run(place.hosts, network, rate, links, found)
 
     def left(self) -> dict[str, Any] | None:
-        """The contenders whose turn is still to come."""
+        """Return the plan for the remaining contenders."""
         names = [name for name in self._points if name not in {*self._finished, *self.failed}]
-        return replace(self._plan, contenders=tuple(names)).to_dict() if names else None
+        return asdict(replace(self._plan, contenders=tuple(names))) if names else None
 
     def hear(self, record: Record) -> None:
         """Follow one contender."""
@@ -131,12 +135,7 @@ class _Session(Session):
                 self._finished.add(name)
                 last = points[-1]
                 if self._goal.reached(last.score, self._plan.target):
-                    outcome = f"got there in {say_seconds(last.seconds)}"
+                    outcome = f"reached the target in {say_seconds(last.seconds)}"
                 else:
-                    outcome = "did not get there"
+                    outcome = "did not reach the target"
                 self.progress.keep(f"{name}: {outcome}, {plural(last.step, 'step')}")
-
-    def fail(self, name: str, reason: str) -> None:
-        """Go on without a contender."""
-        super().fail(name, reason)
-        self.progress.keep(f"{name}: failed: {reason}", "yellow")

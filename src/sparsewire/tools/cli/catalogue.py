@@ -1,4 +1,4 @@
-"""`sparsewire list` and `sparsewire explain`: what there is, and what it would do."""
+"""`sparsewire list` and `sparsewire explain`: the parts of schemes, and what a scheme sends."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _shapes(options: Explain) -> dict[str, tuple[int, ...]]:
 
 
 def _built(name: str) -> dict[str, tuple[int, ...]]:
-    """The shapes of what trains in a model of `sparsewire bench`."""
+    """Return the shapes of the trained parameters of a model of `sparsewire bench`."""
     try:
         model = workloads.build(name, None, rank=0).model
     except WorkloadError as error:

@@ -1,7 +1,7 @@
-"""Checkpoints: what every rank saves, so that a resumed run equals one that never stopped.
+"""Checkpoints of every rank, from which a resumed run equals one that never stopped.
 
     DIR/step-00000120/model.pt     weights, optimizer and step, the same for all ranks
-                      wire-3.pt    what rank 3's exchange remembers
+                      wire-3.pt    the exchange state of rank 3
                       manifest.json  written last: without it the checkpoint does not exist
 
 Every file is written beside its place, synced, then renamed; the manifest holds its SHA-256,
@@ -35,7 +35,7 @@ MODEL = "model.pt"
 
 
 def wire_file(rank: int) -> str:
-    """The name of the file with what `rank` remembers."""
+    """Return the name of the file with the exchange state of `rank`."""
     return f"wire-{rank}.pt"
 
 
@@ -74,7 +74,7 @@ class Checkpoint:
 
 
 def newest(directory: Path) -> Checkpoint | None:
-    """The newest complete checkpoint in `directory`, if there is one."""
+    """Return the newest complete checkpoint in `directory`, if there is one."""
     for folder in reversed(_folders(directory)):
         if (folder / _MANIFEST).exists():
             return _read_manifest(folder)
@@ -82,7 +82,7 @@ def newest(directory: Path) -> Checkpoint | None:
 
 
 def to_resume(plan: Plan, workers: int) -> Checkpoint:
-    """The checkpoint that `plan` goes on from.
+    """Return the checkpoint that `plan` resumes from.
 
     Raises:
         CommandError: there is none, or it belongs to another run.
@@ -96,7 +96,7 @@ def to_resume(plan: Plan, workers: int) -> Checkpoint:
     if found.workers != workers:
         raise CommandError(
             f"{found.folder} was written by {plural(found.workers, 'worker')} and cannot be "
-            f"resumed by {workers}: each worker has a memory of its own; "
+            f"resumed by {workers}: each worker has a residual of its own; "
             f"run it with {found.workers}"
         )
     for name, value in plan.identity().items():
@@ -178,7 +178,7 @@ def _folder(directory: Path, step: int) -> Path:
 
 
 def _folders(directory: Path) -> list[Path]:
-    """All checkpoint folders, oldest first; their names sort by step."""
+    """Return all checkpoint folders, oldest first; their names sort by step."""
     folders = sorted(directory.glob("step-" + "[0-9]" * 8))
     for folder in folders:
         _refuse_link(folder)
@@ -186,7 +186,7 @@ def _folders(directory: Path) -> list[Path]:
 
 
 def _refuse_link(path: Path) -> None:
-    """Refuse a symbolic link, by which somebody else could have files read or overwritten."""
+    """Raise an error for a symbolic link, which could redirect reads and writes elsewhere."""
     if path.is_symlink():
         raise CommandError(
             f"{path} is a symbolic link, which checkpoints do not follow: remove it, or choose "
@@ -215,7 +215,7 @@ def _read_manifest(folder: Path) -> Checkpoint:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Put `content` at `path` so that it is there as a whole or not at all, even after a crash."""
+    """Write `content` to `path` atomically, even if the machine crashes."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.unlink(missing_ok=True)
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -228,7 +228,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Have a folder's entries on disk."""
+    """Sync a folder's entries to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from sparsewire.report import plural
 
-from ..bench.compare import table, write
-from ..bench.setting import Setting
+from ..bench.compare import Result, table, write
+from ..bench.setting import Setting, arguments
 from .errors import USAGE, CommandError
 from .options import Compare
 from .plan import check
 from .publish import make_folder, publish
-from .recorder import Recorder, Result
-from .records import SCHEMA, versions
+from .recorder import Recorder
 from .train import plans, run, under_torchrun
+from .train_rank import SCHEMA, versions
 
 
 def compare(options: Compare) -> int:
@@ -54,16 +52,11 @@ def _save(options: Compare, results: list[Result]) -> None:
         "versions": versions(),
         "results": [{**result.summary, "test_accuracies": result.accuracies} for result in results],
     }
-    setting, report = _setting(options), options.out / "report.html"
+    setting = Setting.here(arguments("sparsewire compare mnist", options))
     publish(
         options.out,
         content,
         lambda out: write(results, options.rate, setting, out),
-        [table(results, options.rate), f"report: {report}"],
+        [table(results, options.rate), f"report: {options.out / 'report.html'}"],
         options.json,
     )
-
-
-def _setting(options: Compare) -> Setting:
-    given = {name: str(v) if isinstance(v, Path) else v for name, v in asdict(options).items()}
-    return Setting.here({"command": "sparsewire compare mnist", **given})

@@ -1,4 +1,4 @@
-"""`sparsewire demo`: the gain to see with one's own eyes, on slow links if they can be had here."""
+"""`sparsewire demo`: dense and sparse training compared, on slow links if a lab can be built."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from sparsewire.report import human_bytes
 
 from ..bench.train.columns import Race, table
-from ..bench.train.findings import headline
+from ..bench.train.report import headline
 from ..lab import obstacle
 from .bench_session import tell
 from .bench_train import run
@@ -63,7 +63,7 @@ def demo(options: Demo) -> int:
 
 
 def conclusion(race: Race) -> str:
-    """What was seen: time where links are slow, and bytes where they cost nothing."""
+    """Return the result in one sentence: time on slow links, bytes over loopback."""
     dense, schemes = race.run.dense, [one for one in race.arrived if one.kind == "scheme"]
     if race.run.network == "lab" or dense is None or not race.got_there(dense) or not schemes:
         return headline(race)
@@ -75,7 +75,7 @@ def conclusion(race: Race) -> str:
 
 
 def _place(rate: str, why_not: str | None) -> str:
-    """On what network."""
+    """Describe the network."""
     if why_not is None:
         return f"It runs on 4 hosts with links of {rate}, a network of its own on this machine."
     return (

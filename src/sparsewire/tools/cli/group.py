@@ -1,4 +1,4 @@
-"""Where workers meet: the store, the process group, and the step at which all of them stop."""
+"""How workers meet and stop: the store, the process group, and a common last step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.distributed.rendezvous import rendezvous
 from ..lab import cores
 from .errors import CommandError
 
-_STRIDE = 5  # steps between two looks at the store, so that a look costs next to nothing
+_STRIDE = 5  # steps between two checks of the store, which keeps their cost negligible
 _ASKED = "stop/asked"
 _MEETING = timedelta(seconds=120)  # for all processes to start and import torch
 
@@ -35,7 +35,7 @@ def host_store(address: str, port: int | None) -> TCPStore:
             f"port {port} cannot be used ({error.strerror}): "
             "choose another --port, or leave it out to take a free one"
         ) from None
-    # The store takes the bound socket over: nobody can take the port in between.
+    # The store takes over the bound socket, so no other process can take the port in between.
     return TCPStore(
         address,
         listener.getsockname()[1],
@@ -76,14 +76,14 @@ class Group:
         return [float(value) for value in total]
 
     def collect(self, key: str, text: str) -> list[str]:
-        """Give `text` to rank 0, which gets those of all ranks; the others get nothing."""
+        """Send `text` to rank 0, which returns the texts of all ranks; others return nothing."""
         self.store.set(f"{key}/{self.rank}", text)
         if self.rank:
             return []
         return [self.store.get(f"{key}/{rank}").decode() for rank in range(self.workers)]
 
     def leave(self) -> None:
-        """Leave in peace: nobody closes its connections while another still needs them."""
+        """Leave the group once all ranks are done, since connections are needed until then."""
         if self.store.add("leaving", 1) == self.workers:
             self.store.set("left", "1")
         self.store.wait(["left"])
@@ -91,7 +91,7 @@ class Group:
 
 
 class StopSign:
-    """How all ranks come to stop after the same step, once one of them got a signal.
+    """Makes all ranks stop after the same step once one of them got a signal.
 
     Every exchange waits for all ranks, so they are never more than one step apart. Any of them may
     ask to stop; rank 0 then publishes a step so far ahead that every rank still looks before it

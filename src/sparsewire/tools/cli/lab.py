@@ -19,7 +19,7 @@ from ..lab import Lab, LabError, Link, Loopback, running, set_rate, show_rate
 from . import ranks
 from .errors import USAGE, CommandError, explain_os_error
 from .options import Lab as Options
-from .progress import Live, Progress
+from .progress import Progress
 from .site import check_lab
 
 _PORT = 29500  # free in a network that is new
@@ -48,7 +48,7 @@ def lab(options: Options) -> int:
 
 
 def _place(options: Options) -> Lab | Loopback:
-    """Where the ranks are to run; nothing is built yet."""
+    """Return where the ranks will run; nothing is built yet."""
     if options.loopback and not options.command:
         raise CommandError("--loopback runs a command: write it behind --", USAGE)
     usual, others = _rates(options.rate, "--rate")
@@ -61,7 +61,7 @@ def _place(options: Options) -> Lab | Loopback:
 
 
 def _rates(words: Sequence[str], flag: str) -> tuple[str | None, dict[int, str]]:
-    """The rate for all, and those for some: "1gbit" "0=100mbit"."""
+    """Return the rate of all hosts and the rates of some: "1gbit" "0=100mbit"."""
     usual, others = None, {}
     for word in words:
         host, named, rate = word.rpartition("=")
@@ -81,7 +81,7 @@ def _rates(words: Sequence[str], flag: str) -> tuple[str | None, dict[int, str]]
 
 
 def _set(options: Options) -> int:
-    """Change the rates of a lab that another process has."""
+    """Change the rates of another process's lab."""
     usual, others = _rates(options.set, "--set")
     labs = [plan.id for plan in running()]
     if not labs:
@@ -106,9 +106,8 @@ def _free_port() -> int:
 
 
 def _check(made: Lab, console: Console) -> None:
-    """Measure all links, show them, and say so if one is not what was asked for."""
-    shown = Live() if sys.stderr.isatty() else Progress()
-    with shown:
+    """Measure and show all links, and warn if one is off its rate."""
+    with Progress(lines=False) as shown:
         shown.begin("measuring links")
         links = made.check(lambda done, total: shown.update(done, f"{done}/{total}", total=total))
     console.print(f"lab {made.id}: what TCP gets through", highlight=False)
@@ -129,7 +128,7 @@ def _table(links: Sequence[Link]) -> Table:
     for heading in ("asked", "up", "down"):
         table.add_column(heading, justify="right")
     for link in links:
-        asked = show_rate(link.asked) if link.asked else "as it goes"
+        asked = show_rate(link.asked) if link.asked else "unshaped"
         table.add_row(link.name, asked, show_rate(link.up), show_rate(link.down))
     return table
 

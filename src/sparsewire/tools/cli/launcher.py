@@ -28,16 +28,15 @@ from sparsewire.report import plural
 from .errors import CommandError, explain_os_error
 from .group import host_store
 from .ranks import Interrupts, Ranks
-from .records import Emit
 from .site import Site
-from .worker import ORDERS, RECORDS_FD, error_file
+from .worker import ORDERS, RECORDS_FD, Emit, error_file
 
-_GRACE = 6.0  # seconds for the others to say what they saw when one worker fails
+_GRACE = 6.0  # seconds for the other workers to report their errors after one fails
 _TICK = 0.1
 
 
 class WorkerError(CommandError):
-    """A worker failed, or was given up; another set of workers may do better."""
+    """A worker failed or was given up; a new set of workers may succeed."""
 
 
 def launch(
@@ -51,17 +50,17 @@ def launch(
     debug: bool = False,
     overdue: Callable[[], str | None] = lambda: None,
 ) -> signal.Signals | None:
-    """Have one worker on each host of `site` do some work.
+    """Start one worker on each host of `site`, and wait for their work.
 
     Args:
-        work: one of those in `worker.WORK`.
-        orders: what it is to do, as JSON can hold it.
+        work: a key of `worker.WORK`.
+        orders: the work's arguments, as JSON can hold them.
         emit: takes every record as rank 0 makes it.
         stops_gently: Ctrl-C is passed on, for all ranks to stop after the same step; else it ends
             them at once.
         port: where they meet, on the first host; a free one if not given.
         debug: show tracebacks and what the workers print.
-        overdue: asked over and over; a sentence says why the workers are given up.
+        overdue: called repeatedly; returns a reason for giving the workers up, else None.
 
     Returns:
         The signal that asked the run to stop, if one did.
@@ -99,7 +98,7 @@ def launch(
 
 
 class _Crew(Ranks):
-    """The workers of one launch, and the records that rank 0 sends."""
+    """The workers of one launch, and the records from rank 0."""
 
     def __init__(self, folder: Path, site: Site, port: int, debug: bool, emit: Emit) -> None:
         super().__init__(site, [sys.executable, "-m", f"{__package__}.worker", str(folder)], port)
@@ -135,7 +134,7 @@ class _Crew(Ranks):
         self._records.put(None)
 
     def listen(self) -> bool:
-        """Pass on a record, after waiting a little for one; whether there may be another."""
+        """Wait briefly for a record and pass it on; return whether there may be another."""
         if self._is_told:
             time.sleep(_TICK / 10)
             return None in self.codes()
@@ -149,14 +148,14 @@ class _Crew(Ranks):
         return True
 
     def ask_to_stop(self, number: signal.Signals) -> None:
-        """Ask rank 0 to stop with all others, unless they have not even begun."""
+        """Ask rank 0 to stop together with all other ranks, once training has begun."""
         if self._last is None:
             raise CommandError("stopped before the first step", 128 + number)
         print("stopping; press again to stop at once", file=sys.stderr, flush=True)
         self.signal(signal.SIGINT, slice(1))
 
     def raise_if_failed(self) -> None:
-        """Once a worker has failed, wait a little for the others and say what happened."""
+        """Raise an error if a worker has failed, after waiting briefly for the others' reports."""
         if not any(self.codes()):
             return
         deadline = time.monotonic() + _GRACE
@@ -165,12 +164,12 @@ class _Crew(Ranks):
         raise WorkerError(self._diagnosis(self.codes()))
 
     def _explained(self) -> bool:
-        """Whether a worker fell by a signal and another one has told where."""
+        """Whether a signal ended a worker and another worker has reported the step."""
         fallen = any(code is not None and code < 0 for code in self.codes())
         return fallen and any(self._folder.glob("error-*.json"))
 
     def _diagnosis(self, codes: list[int | None]) -> str:
-        """The sentence that names the first cause, not what followed from it."""
+        """Return a sentence that names the first cause, not its consequences."""
         reports = {
             rank: json.loads(path.read_text())
             for rank in range(len(codes))
@@ -185,7 +184,7 @@ class _Crew(Ranks):
                 return f"worker {rank} was ended by {signal.Signals(-code).name} {where}"
         for rank, code in enumerate(codes):
             if code and rank not in reports:
-                return f"worker {rank} ended with code {code} and said nothing (try --debug)"
+                return f"worker {rank} ended with code {code} without a message (try --debug)"
         rank, report = min(
             reports.items(), key=lambda item: (item[1]["aftermath"], item[1]["when"])
         )

@@ -15,8 +15,7 @@ from torch import nn
 from sparsewire.errors import NonFiniteError
 from sparsewire.report import plural
 
-from ..bench import interface
-from ..bench.contenders import Entry
+from ..bench.contenders import Entry, interface_bytes
 from ..tasks.training import Task
 from .errors import CommandError
 from .group import Group
@@ -27,7 +26,7 @@ class Diverged(CommandError):
 
 
 class Watch(Protocol):
-    """Whoever follows a training, and may end it."""
+    """Follows a training, and may end it."""
 
     def is_over(self, loop: Loop) -> bool:
         """Whether to stop; asked before each step, and the same on all ranks."""
@@ -78,12 +77,12 @@ class Loop:
     def _leg(self, until: int, watch: Watch) -> None:
         """The steps up to the next test, on the clock."""
         self._group.sum(0.0)  # all begin together
-        before, begun, total = interface.sent(), self.step, 0.0
+        before, begun, total = interface_bytes(), self.step, 0.0
         while self.step < until and not watch.is_over(self):
             self._train()
             total += self.last_loss
             watch.stepped(self)
-        after, steps = interface.sent(), self.step - begun
+        after, steps = interface_bytes(), self.step - begun
         if before is None or after is None or self.wire is None:
             self.wire = None
         else:
@@ -103,7 +102,7 @@ class Loop:
             loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
         except RuntimeError as error:
-            # backward() loses the type of what went wrong in an exchange; the wire keeps it.
+            # backward() loses the type of an error in an exchange; the wire keeps it.
             cause = self.entry.wire and self.entry.wire.error
             if isinstance(cause, NonFiniteError):
                 raise self._diverged("gradient") from error

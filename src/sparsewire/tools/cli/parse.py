@@ -1,6 +1,7 @@
-"""From command-line words to one of the dataclasses in `options`, by way of argparse.
+"""Read command-line words into the dataclasses of `options`, with argparse.
 
 A mistake becomes one sentence and exit code 2, like every other one that the command line reports.
+It needs the standard library alone; `papers` reads its options with it too.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ import shlex
 import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import Field, fields
+from dataclasses import MISSING, Field, fields, replace
 from importlib import metadata
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 from .errors import USAGE, CommandError
 from .options import COMMANDS, GROUPS, Command, Lab
 from .options.declare import Option
 
+Options = TypeVar("Options")
 _HELP = """usage: sparsewire COMMAND [OPTIONS]
 
 Sparse gradient exchange for PyTorch DDP.
@@ -79,53 +81,66 @@ def parse(words: Sequence[str]) -> Command:
         raise CommandError(_unknown(name), USAGE)
     own = list(words[len(name.split()) :])
     if COMMANDS[name] is not Lab or "--" not in own:
-        return COMMANDS[name](**_read(name, own))
+        return read(COMMANDS[name], f"sparsewire {name}", own)
     place = own.index("--")
-    return Lab(**_read(name, own[:place]), command=tuple(own[place + 1 :]))
+    options = read(Lab, f"sparsewire {name}", own[:place])
+    return replace(options, command=tuple(own[place + 1 :]))
 
 
 def version() -> str:
-    """The version of the installed package, without importing it."""
+    """Return the version of the installed package, without importing it."""
     try:
         return metadata.version("sparsewire")
     except metadata.PackageNotFoundError:
         return "(not installed)"
 
 
-def _read(name: str, words: list[str]) -> dict[str, Any]:
-    """The value of every option of a command."""
-    parser = _parser(name)
+def read(options: type[Options], program: str, words: Sequence[str]) -> Options:
+    """Return the options of one program or command; `--help` is printed and ends the process.
+
+    Args:
+        options: a dataclass whose fields are declared with `option` and `argument`.
+        program: what is typed before the words.
+
+    Raises:
+        CommandError: a word is no option, or a value is not allowed.
+    """
+    parser = _parser(options, program)
     try:
         found, unknown = parser.parse_known_args(words)
         if unknown:
-            flags = [_flag(field) for field, *_ in _declared(COMMANDS[name])]
-            parser.error(_unread(unknown, flags, COMMANDS[name] is Lab))
+            flags = [_flag(field) for field, *_ in _declared(options)]
+            parser.error(_unread(unknown, flags, options is Lab))
     except argparse.ArgumentError as wrong:
         flag = (wrong.argument_name or "").partition("/")[0]
         parser.error(f"{flag} {_COUNTS.get(wrong.message, wrong.message)}".strip())
-    return {
+    values = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in vars(found).items()
     }
+    return options(**values)
 
 
 class _Parser(argparse.ArgumentParser):
-    """One that raises where argparse would print its usage and end the program."""
+    """A parser that raises an error instead of printing its usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise CommandError(f"{message} (see `{self.prog} --help`)", USAGE)
 
 
-def _parser(name: str) -> argparse.ArgumentParser:
-    options = COMMANDS[name]
+def _parser(options: type[Any], program: str) -> argparse.ArgumentParser:
     about, _, examples = inspect.cleandoc(options.__doc__ or "").partition(_EXAMPLES)
     width = shutil.get_terminal_size().columns - 2
     declared = list(_declared(options))
-    values = "".join(f" {spec.value}" for _, spec, _ in declared if spec.positional)
+    values = "".join(
+        f" {spec.value}" if field.default is MISSING else f" [{spec.value}]"
+        for field, spec, _ in declared
+        if spec.positional
+    )
     values += " -- COMMAND [ARGUMENTS]" if options is Lab else ""
     parser = _Parser(
-        prog=f"sparsewire {name}",
-        usage=f"sparsewire {name} [OPTIONS]{values}",
+        prog=program,
+        usage=f"{program} [OPTIONS]{values}",
         description="\n\n".join(textwrap.fill(part, width) for part in about.split("\n\n")),
         epilog=f"{_EXAMPLES.strip()}\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -137,8 +152,8 @@ def _parser(name: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _declared(options: type[Command]) -> Iterator[tuple[Field[Any], Option, Any]]:
-    """Every option of a command with its type, those of its own before those that it shares."""
+def _declared(options: type[Any]) -> Iterator[tuple[Field[Any], Option, Any]]:
+    """Yield every option of a command with its type, its own options before shared ones."""
     hints = get_type_hints(options)
     homes = [inspect.get_annotations(kind) for kind in options.__mro__]
     known = {field.name: field for field in fields(options)}
@@ -148,17 +163,17 @@ def _declared(options: type[Command]) -> Iterator[tuple[Field[Any], Option, Any]
 
 
 def _flag(field: Field[Any]) -> str:
-    """How an option is typed; what is on unless told otherwise has a flag to switch it off."""
+    """Return the flag of an option; one that is on by default has a flag to switch it off."""
     return f"--{'no-' if field.default is True else ''}{field.name.replace('_', '-')}"
 
 
 def _add(parser: argparse.ArgumentParser, field: Field[Any], spec: Option, hint: Any) -> None:
-    """One option of a command; its type says what it takes, and how many of them."""
+    """Add one option to the parser; its type gives the kind and the number of its values."""
     if hint is bool:
         action = "store_false" if field.default else "store_true"
         parser.add_argument(_flag(field), dest=field.name, action=action, help=_help(spec))
         return
-    if NoneType in get_args(hint):  # what an option is that was not given
+    if NoneType in get_args(hint):  # the default
         hint = get_args(hint)[0]
     several = get_origin(hint) is tuple
     kind = get_args(hint)[0] if several else hint
@@ -170,6 +185,8 @@ def _add(parser: argparse.ArgumentParser, field: Field[Any], spec: Option, hint:
     elif several:
         keywords["nargs"] = "*" if spec.may_be_empty else "+"
     if spec.positional:
+        if field.default is not MISSING:
+            keywords |= {"nargs": "?", "default": field.default}
         parser.add_argument(field.name, help=_help(spec), **keywords)
         return
     usual = spec.usual
@@ -188,12 +205,12 @@ def _add(parser: argparse.ArgumentParser, field: Field[Any], spec: Option, hint:
 
 
 def _help(spec: Option, usual: str = "") -> str:
-    """What the help says about an option, with the percent signs that argparse wants."""
+    """Return the help of an option, with percent signs escaped for argparse."""
     return (spec.help + (f" (default: {usual})" if usual else "")).replace("%", "%%")
 
 
 def _converter(kind: Any, spec: Option) -> Callable[[str], Any]:
-    """From the text of a value to the value."""
+    """Return a function that converts and checks the text of a value."""
     choices = get_args(kind) if get_origin(kind) is Literal else ()
 
     def convert(text: str) -> Any:
@@ -219,7 +236,7 @@ def _show(text: str) -> NoReturn:
 
 
 def _about(options: type[Command]) -> str:
-    """The first line of a command's help."""
+    """Return the first line of a command's help."""
     return inspect.cleandoc(options.__doc__ or "").partition("\n")[0]
 
 
@@ -229,7 +246,7 @@ def _listed(commands: Mapping[str, str]) -> str:
 
 
 def _group_help(group: str) -> str:
-    """What commands a group has, with all their examples."""
+    """Return the help of a group: its commands, with all their examples."""
     members = {
         name.removeprefix(f"{group} "): each
         for name, each in COMMANDS.items()
@@ -245,7 +262,7 @@ def _group_help(group: str) -> str:
 
 
 def _unknown(name: str) -> str:
-    """What to say to a command that is none."""
+    """Return the error message for an unknown command."""
     group, _, second = name.rpartition(" ")
     choices = [
         command.split()[-1] for command in COMMANDS if command.rpartition(" ")[0] == group
@@ -256,7 +273,7 @@ def _unknown(name: str) -> str:
 
 
 def _unread(unknown: Sequence[str], flags: Sequence[str], is_lab: bool) -> str:
-    """What to say to words that are no option of a command."""
+    """Return the error message for unknown options and arguments."""
     flag = next((word.partition("=")[0] for word in unknown if word.startswith("-")), None)
     if flag is None:
         hint = "; write the command to run behind --" if is_lab else ""

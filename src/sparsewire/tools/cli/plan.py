@@ -1,4 +1,4 @@
-"""What one run is to do, decided and checked before any process starts.
+"""The plan of one run, decided and checked before any process starts.
 
 A `Plan` is plain data: the parent writes it as JSON, every worker reads it, the metrics and
 the checkpoints record it.
@@ -16,7 +16,7 @@ from .options import Train, Training
 from .site import check_hosts, read_rate
 
 _RATES = {"sgd": 0.2, "adagrad": 0.02}
-# What decides what a step does: a checkpoint is of use only to a run that has the same.
+# These determine every step: a checkpoint can only be resumed with the same values.
 _OF_STEPS = ("scheme", "batch_size", "lr", "momentum", "optimizer", "hidden", "seed", "limit")
 
 
@@ -33,13 +33,8 @@ class Plan(Recipe):
     checkpoint_every: int | None = None
     resume: bool = False
 
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Plan:
-        """The plan that `asdict` and JSON made `fields` from."""
-        return cls(**{**fields, "hidden": tuple(fields["hidden"])})
-
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint must share with this run, as JSON would hold it."""
+        """Return the values that a checkpoint must share with this run, as in JSON."""
         return {**{name: getattr(self, name) for name in _OF_STEPS}, "hidden": list(self.hidden)}
 
 
@@ -61,7 +56,7 @@ def make(options: Training, scheme: str, data: Path) -> Plan:
 
 
 def check(options: Training) -> None:
-    """Refuse options that do not go together, each with what would.
+    """Raise an error for options that exclude each other or need another one.
 
     Raises:
         CommandError: with the first that is wrong.

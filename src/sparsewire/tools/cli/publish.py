@@ -1,4 +1,4 @@
-"""Where the results of a command go: into the folder of --out, and to the terminal."""
+"""Publish the results of a command: write them to --out, and print them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .errors import explain_os_error
 
 
 def make_folder(folder: Path) -> None:
-    """Have a folder for results, before anything is measured in vain."""
+    """Create the folder for results, before anything is measured."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -33,7 +33,7 @@ def publish(
     """Write all files, and print tables and sentences, or the JSON.
 
     Args:
-        content: what results.json holds.
+        content: the content of results.json.
         write: writes all other files into the folder.
     """
     text = dumps(content)

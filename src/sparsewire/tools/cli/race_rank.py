@@ -10,20 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..bench.step.rank import find_unable
-from ..bench.train.goals import GOALS
-from ..bench.train.plan import MOMENTUM, WARM_UP, Plan
+from ..bench.train.plan import GOALS, Plan
 from ..tasks import training
-from ..tasks.training import Recipe
 from .group import Group
 from .loop import Diverged, Loop, test
-from .records import Emit
+from .worker import Emit
 
 
 def run(plan: Plan, emit: Emit) -> None:
     """Train as `plan` says, as one rank of a group."""
     group = Group(plan.timeout)
     tell: Emit = emit if group.rank == 0 else lambda record: None
-    task = training.make(_recipe(plan), group.rank, group.workers)
+    task = training.make(plan, group.rank, group.workers)
     net = task.build()
     sizes = [parameter.numel() for parameter in net.parameters()]
     tell(
@@ -32,7 +30,7 @@ def run(plan: Plan, emit: Emit) -> None:
             "parameters": sum(sizes),
             "tensors": len(sizes),
             "examples": plan.batch_size,
-            "score": test(net, task, group),  # everybody's first point
+            "score": test(net, task, group),  # the first point of every contender
         }
     )
     del net
@@ -51,20 +49,6 @@ def run(plan: Plan, emit: Emit) -> None:
         kind = "finished" if reason is None else "failed"
         tell({"record": kind, "contender": name, "reason": reason})
     group.leave()
-
-
-def _recipe(plan: Plan) -> Recipe:
-    return Recipe(
-        model=plan.model,
-        hidden=plan.hidden,
-        seed=plan.seed,
-        data=plan.data,
-        batch_size=plan.batch_size,
-        optimizer=plan.optimizer,
-        lr=plan.lr,
-        momentum=MOMENTUM if plan.optimizer == "sgd" else 0.0,
-        warm_up=WARM_UP if plan.optimizer == "adamw" else 0,
-    )
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class Ranks:
         self._site, self._command, self._port = site, command, port
 
     def start(self, variables: dict[str, str], **keywords: Any) -> subprocess.Popen[bytes]:
-        """Start the next rank, with `variables` below those that say which one it is."""
+        """Start the next rank, with `variables` besides those that describe its place."""
         rank = len(self.processes)
         known = {**variables, **self._site.environment(rank, self._port)}
         process = self._site.start(rank, self._command, known, stdin=subprocess.DEVNULL, **keywords)
@@ -64,7 +64,7 @@ class Ranks:
         return process
 
     def codes(self) -> list[int | None]:
-        """The exit code of every rank, None for those that still run."""
+        """Return the exit code of every rank, None for a rank that still runs."""
         return [process.poll() for process in self.processes]
 
     def signal(self, number: signal.Signals, ranks: slice = slice(None)) -> None:
@@ -98,13 +98,13 @@ def run(site: Site, command: Sequence[str], port: int, logs: Path) -> None:
                 print(f"stopping{hint}", file=sys.stderr, flush=True)
                 ranks.signal(interrupts.last)
                 asked = True
-                if not at_terminal:  # nobody is there to press anything
+                if not at_terminal:  # there is nobody to press Ctrl-C again
                     deadline = time.monotonic() + _GRACE
             if failure and deadline == math.inf:
                 ranks.signal(signal.SIGTERM)
             some_left = any(code is not None for code in codes)
             if deadline == math.inf and (failure or (asked and some_left)):
-                deadline = time.monotonic() + _GRACE  # nobody can go on without the others
+                deadline = time.monotonic() + _GRACE  # no rank can go on without the others
             if interrupts.count > 1 or time.monotonic() > deadline:
                 ranks.signal(signal.SIGKILL)
     if asked:
@@ -117,17 +117,17 @@ def run(site: Site, command: Sequence[str], port: int, logs: Path) -> None:
 
 
 def search_path() -> str:
-    """Where ranks look for commands: beside this Python first, as in its own environment."""
+    """Return the PATH of ranks, which begins with this Python's own folder."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
 class _Logged(Ranks):
-    """Ranks whose output is logged; that of the first one is shown as well."""
+    """Ranks with logged output; rank 0's is shown as well."""
 
     def __init__(self, site: Site, command: Sequence[str], port: int, logs: Path) -> None:
         super().__init__(site, command, port)
         self._failure: tuple[int, int] | None = None
-        # What is printed is to be seen at once, and to be logged whatever comes.
+        # Output is shown and logged at once.
         variables = {"PYTHONUNBUFFERED": "1", **os.environ, "PATH": search_path()}
         for rank in range(site.hosts):
             with open(_log(logs, rank), "wb", buffering=0) as log:
@@ -161,7 +161,7 @@ class _Logged(Ranks):
 
 
 def _copy(source: IO[bytes], screen: IO[bytes], log: Path) -> None:
-    """Show and log what a rank prints, as it comes; log it even if nobody looks any more."""
+    """Show and log a rank's output as it comes; go on logging if it can no longer be shown."""
     shown = True
     with source, open(log, "ab", buffering=0) as file:
         while content := os.read(source.fileno(), 1 << 16):

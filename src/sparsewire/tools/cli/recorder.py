@@ -1,51 +1,22 @@
-"""Where the records of a training go: the metrics file, the display, and the results.
+"""Records of a training, on their way to the metrics file, the display and the results.
 
-Rank 0 makes them: first one "run" record, then "step" and "epoch" records, at last a "summary".
+Rank 0 makes them, in `train_rank.py`.
 """
 
 from __future__ import annotations
 
 import os
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from sparsewire.notation import short
 from sparsewire.report import human_bytes, plural
 
-from ..bench.timing import Timing
-from . import progress
+from ..bench.compare import Result
 from .errors import explain_os_error
-from .records import Record, encode
-
-
-@dataclass(frozen=True)
-class Result:
-    """How one run ended, and what it told after each epoch."""
-
-    summary: Record
-    epochs: list[Record]
-
-    @property
-    def name(self) -> str:
-        """The scheme as people write it."""
-        return short(str(self.summary["scheme"]))
-
-    @property
-    def timing(self) -> Timing:
-        """The time of a step, and its spread."""
-        return Timing(self.summary["step_seconds"], *self.summary["step_quartiles"])
-
-    @property
-    def accuracies(self) -> list[float]:
-        """Test accuracy after every epoch."""
-        return [epoch["test_accuracy"] for epoch in self.epochs]
-
-    @property
-    def times(self) -> list[float]:
-        """Seconds of training until the end of every epoch, tests left out."""
-        return [epoch["train_seconds"] for epoch in self.epochs]
+from .progress import Progress
+from .worker import Record, encode
 
 
 class Recorder(ExitStack):
@@ -59,7 +30,7 @@ class Recorder(ExitStack):
         self._stream = _open(metrics, append) if metrics else None
         if self._stream:
             self.callback(self._stream.close)
-        self._progress = None if quiet else self.enter_context(progress.choose(quiet))
+        self._progress = None if quiet else self.enter_context(Progress())
 
     def __call__(self, record: Record) -> None:
         """Take one record; it is in the metrics file when this returns."""
@@ -77,7 +48,7 @@ class Recorder(ExitStack):
         if self._progress:
             self._show(self._progress, record)
 
-    def _show(self, shown: progress.Progress, record: Record) -> None:
+    def _show(self, shown: Progress, record: Record) -> None:
         kind, run = record["record"], self._run
         if kind == "run":
             number = f"[{run['run']}/{run['runs']}] " if run["runs"] > 1 else ""
@@ -99,7 +70,7 @@ class Recorder(ExitStack):
 
 
 def cost(record: Record) -> str:
-    """What a step sends, and how much less than dense that is."""
+    """Describe what a step sends, compared with dense DDP."""
     reduction = record["reduction"]
     if 0.95 <= reduction < 1.05:
         against = "as much as dense"
@@ -113,12 +84,12 @@ def cost(record: Record) -> str:
 def _open(path: Path, append: bool) -> BinaryIO:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Without a buffer: a stopped run leaves what it told, and closing cannot fail.
+        # Without a buffer, a stopped run keeps its records, and closing cannot fail.
         return cast(BinaryIO, open(path, "ab" if append else "wb", buffering=0, opener=_private))
     except OSError as error:
         raise explain_os_error(error, "write metrics to") from None
 
 
 def _private(path: str, flags: int) -> int:
-    """Open a file that, if it is new, nobody else may read."""
+    """Open a file; a new one is readable for its owner only."""
     return os.open(path, flags, 0o600)

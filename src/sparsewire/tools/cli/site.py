@@ -1,4 +1,4 @@
-"""Where workers run: on this machine's loopback, or on a lab with links as slow as asked."""
+"""The place where workers run: this machine's loopback, or a lab with links of a given rate."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _WORKERS_PER_CORE = 16
 
 
 def choose(hosts: int, rate: int | None, loopback: bool) -> Site:
-    """Loopback, or a lab whose links have a rate, unshaped if None; to be entered yet."""
+    """Return loopback or a lab with links of a rate, unshaped if None; the caller enters it."""
     return Loopback(hosts) if loopback else Lab(hosts, None if rate is None else f"{rate}bit")
 
 
 def read_rate(text: str, flag: str = "--rate") -> int | None:
-    """A rate in bits per second, None for unshaped links."""
+    """Return a rate in bits per second, None for unshaped links."""
     try:
         return None if text.lower() == "none" else parse_rate(text)
     except LabError as error:
@@ -26,14 +26,14 @@ def read_rate(text: str, flag: str = "--rate") -> int | None:
 
 
 def check_lab(instead: str) -> None:
-    """Refuse a lab where none can be built, and say what to do instead."""
+    """Raise an error that names an alternative if no lab can be built here."""
     why_not = obstacle()
     if why_not:
         raise CommandError(f"{why_not}; or {instead}")
 
 
 def check_hosts(number: int, flag: str) -> None:
-    """Refuse more processes than a machine can carry."""
+    """Raise an error for more processes than the machine can run."""
     most = min(LARGEST_GROUP, _WORKERS_PER_CORE * cores())
     if number > LARGEST_GROUP:
         raise CommandError(

@@ -22,9 +22,8 @@ from .launcher import launch
 from .options import Train, Training
 from .plan import Plan, check, make
 from .recorder import Recorder, cost
-from .records import Emit, Record, encode
 from .train_rank import take_part
-from .worker import leave_at_once
+from .worker import Emit, Record, encode, leave_at_once
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -36,7 +35,9 @@ def train(options: Train) -> int:
     prepare(plan, group_size(options))
     if under_torchrun():
         if options.rate is not None:
-            raise CommandError("--rate makes a network of its own: run it without torchrun", USAGE)
+            raise CommandError(
+                "--rate builds a lab, which starts the workers itself: run without torchrun", USAGE
+            )
         return _as_rank(options, plan)
     record = Recorder(options.metrics, plan.resume, options.quiet)
     with record:
@@ -45,7 +46,7 @@ def train(options: Train) -> int:
 
 
 def run(plans: Sequence[Plan], options: Training, emit: Emit) -> signal.Signals | None:
-    """Train `plans` in turn in processes of our own, and return the signal that stopped them."""
+    """Train `plans` in turn in new processes, and return the signal that stopped them, if any."""
     orders, rate = [asdict(plan) for plan in plans], None
     if options.rate is not None:
         site.check_lab("leave --rate out")
@@ -57,17 +58,17 @@ def run(plans: Sequence[Plan], options: Training, emit: Emit) -> signal.Signals 
 
 
 def under_torchrun() -> bool:
-    """Whether this process was started as a rank already."""
+    """Whether torchrun started this process as a rank."""
     return all(name in os.environ for name in _TORCHRUN)
 
 
 def group_size(options: Training) -> int:
-    """How many workers there will be."""
+    """Return the number of workers."""
     return int(os.environ["WORLD_SIZE"]) if under_torchrun() else options.workers
 
 
 def plans(options: Training, schemes: Sequence[str], workers: int) -> list[Plan]:
-    """One checked plan for each scheme text; nothing has started yet when this raises."""
+    """Return a checked plan for each scheme text, before anything starts."""
     canonical = [repr(sw.parse(text)) for text in schemes]
     folder = mnist.find(options.data)
     examples = len(mnist.load(folder, options.limit).train)
@@ -79,7 +80,7 @@ def plans(options: Training, schemes: Sequence[str], workers: int) -> list[Plan]
 
 
 def prepare(plan: Plan, workers: int) -> None:
-    """See that checkpoints can be read and written before any worker starts."""
+    """Check that checkpoints can be read and written, before any worker starts."""
     if plan.checkpoint is None:
         return
     directory = Path(plan.checkpoint)

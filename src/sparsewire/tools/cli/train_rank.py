@@ -1,9 +1,14 @@
-"""One rank of `train` and `compare`: its plans in turn, their records and their checkpoints."""
+"""One rank of `train` and `compare`: its plans in turn, their records and their checkpoints.
+
+Rank 0 makes a "run" record first, then "step" and "epoch" records, and a "summary" last. The
+metrics file, the progress display and `--json` all show these same records.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,17 +16,20 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..bench.timing import Timing
 from ..tasks import training
-from . import checkpoint, records
+from . import checkpoint
 from .errors import StepError
 from .group import Group, StopSign
 from .loop import Loop, test
+from .parse import version
 from .plan import Plan
-from .records import Emit, Record
+from .worker import Emit, Record
 
+SCHEMA = 1  # of the records
 _STEPS_BETWEEN_RECORDS = 10
 
 
@@ -52,7 +60,7 @@ def take_part(plans: Sequence[Plan], emit: Emit) -> bool:
 
 
 class _Run:
-    """Follows the training of one plan: tells, saves, and stops it when it is asked to."""
+    """Follows the training of one plan: records, saves, and stops it on request."""
 
     def __init__(
         self,
@@ -76,11 +84,11 @@ class _Run:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it ended before all its steps were done."""
+        """Whether the run ended before its last step."""
         return self._loop.step < self._total
 
     def to_the_end(self, runs: int) -> None:
-        """Train until the end, or until asked to stop; it is one of so many runs."""
+        """Train until the end or until asked to stop; `runs` is the number of all runs."""
         loop, began = self._loop, perf_counter()
         self._emit(self._opening(runs))
         loop.run(self._total, self._task.steps, self)
@@ -94,14 +102,14 @@ class _Run:
         return self._stop.reached(self._number, loop.step)
 
     def stepped(self, loop: Loop) -> None:
-        """Tell about every tenth step, and save where that is due."""
+        """Record every tenth step, and save a checkpoint where it is due."""
         if loop.step % _STEPS_BETWEEN_RECORDS == 0:
             self._emit(self._telling("step", loss=loop.last_loss))
         if loop.step % (self._plan.checkpoint_every or self._task.steps) == 0:
             self._save()
 
     def tested(self, loop: Loop) -> None:
-        """Tell how an epoch went."""
+        """Record the end of an epoch."""
         epoch, rest = divmod(loop.step, self._task.steps)
         if rest == 0:
             self._emit(
@@ -142,7 +150,7 @@ class _Run:
     def _opening(self, runs: int) -> Record:
         return {
             "record": "run",
-            "schema": records.SCHEMA,
+            "schema": SCHEMA,
             "task": "mnist",
             "scheme": self._plan.scheme,
             "workers": self._group.workers,
@@ -152,11 +160,11 @@ class _Run:
             "steps": self._total,
             "parameters": sum(parameter.numel() for parameter in self._loop.net.parameters()),
             "config": asdict(self._plan),
-            "versions": records.versions(),
+            "versions": versions(),
         }
 
     def _telling(self, kind: str, **more: Any) -> Record:
-        """A record of where the run stands; bytes are those of this rank."""
+        """Return a record of the run so far; bytes are those of this rank."""
         now, seconds = self._wire.report().to_dict(), self._loop.seconds
         sent, dense = (now[key] - self._before[key] for key in ("bytes_sent", "dense_bytes"))
         return {
@@ -180,7 +188,7 @@ class _Run:
         timing = Timing.of(loop.seconds) if loop.seconds else None
         return {
             "record": "summary",
-            "schema": records.SCHEMA,
+            "schema": SCHEMA,
             "scheme": self._plan.scheme,
             "workers": workers,
             "step": loop.step,
@@ -194,6 +202,16 @@ class _Run:
             **stages,
             "model_sha256": _fingerprint(loop.net),
         }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result depends on."""
+    return {
+        "sparsewire": version(),
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
 
 
 def _costs(sent: float, dense: float, steps: int) -> Record:

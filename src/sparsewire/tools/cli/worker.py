@@ -9,11 +9,15 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 from .errors import describe
-from .records import Emit, Record, encode
+
+Record = dict[str, Any]
+Emit = Callable[[Record], None]
+"""Takes the records by which rank 0 tells how the work goes."""
 
 ORDERS = "orders.json"
 RECORDS_FD = "SPARSEWIRE_RECORDS_FD"
@@ -24,7 +28,7 @@ def train(orders: Any, emit: Emit) -> None:
     from .plan import Plan
     from .train_rank import take_part
 
-    take_part([Plan.from_dict(fields) for fields in orders], emit)
+    take_part([Plan(**fields) for fields in orders], emit)
 
 
 def race(orders: Any, emit: Emit) -> None:
@@ -32,7 +36,7 @@ def race(orders: Any, emit: Emit) -> None:
     from ..bench.train.plan import Plan
     from .race_rank import run
 
-    run(Plan.from_dict(orders), emit)
+    run(Plan(**orders), emit)
 
 
 def measure(orders: Any, emit: Emit) -> None:
@@ -41,7 +45,7 @@ def measure(orders: Any, emit: Emit) -> None:
     from ..bench.step.rank import take_turns
     from .group import Group
 
-    plan = Plan.from_dict(orders)
+    plan = Plan(**orders)
     group = Group(plan.timeout)
     take_turns(plan, emit)
     group.leave()
@@ -51,9 +55,9 @@ WORK = {"train": train, "race": race, "measure": measure}
 
 
 def main(folder: Path) -> None:
-    """Do what the orders say, and tell how it ended."""
+    """Execute the orders, and report an error to the launcher."""
     try:
-        orders = json.loads((folder / ORDERS).read_text())
+        orders = tuples(json.loads((folder / ORDERS).read_text()))
         WORK[orders["work"]](orders["orders"], _sender())
     except BaseException as error:
         # Written under another name first: the launcher must never read half a file.
@@ -63,8 +67,15 @@ def main(folder: Path) -> None:
         leave_at_once(1)
 
 
+def tuples(value: Any) -> Any:
+    """Return what JSON holds with tuples in place of lists, as plans have them."""
+    if isinstance(value, dict):
+        return {key: tuples(item) for key, item in value.items()}
+    return tuple(map(tuples, value)) if isinstance(value, list) else value
+
+
 def error_file(folder: Path, rank: int) -> Path:
-    """Where `rank` says why it gave up."""
+    """Return the file in which `rank` reports its error."""
     return folder / f"error-{rank}.json"
 
 
@@ -75,8 +86,13 @@ def leave_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
+def encode(record: Mapping[str, Any]) -> str:
+    """Return a record as one line of JSON."""
+    return json.dumps(record, separators=(",", ":"))
+
+
 def _sender() -> Emit:
-    """Send records to the launcher, which has the terminal and the files."""
+    """Return a function that sends records to the launcher."""
     if RECORDS_FD not in os.environ:
         return lambda record: None
     pipe = open(int(os.environ[RECORDS_FD]), "w", encoding="utf-8")  # noqa: SIM115

@@ -9,15 +9,14 @@
 The network is the kernel's own, so any program runs in it unchanged. Nothing of it lies in the
 machine's own network, and nothing of it stays behind. It needs Linux, and root or a user namespace,
 which the command line makes by itself; `obstacle()` says what is missing. `Loopback` does without:
-the same ranks on 127.0.0.1, as fast as it goes.
+the same ranks on 127.0.0.1, unshaped.
 """
 
-from .cluster import Lab, running, set_rate
-from .environment import cores
+from .cluster import Lab, obstacle, running, set_rate
 from .errors import LabError
 from .links import Link
 from .loopback import Loopback
-from .obstacles import obstacle
+from .processes import cores
 from .rates import parse_rate, show_rate
 
 __all__ = [

@@ -1,31 +1,39 @@
-"""`Lab`: builds a cluster of namespaces, runs programs in it, and leaves nothing behind."""
+"""`Lab`: builds a cluster of namespaces, runs programs in it, and leaves nothing behind.
+
+`obstacle` says why no lab can be built here.
+"""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import secrets
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 from . import namespaces, plan, records, rootless
 from .commands import find, run_all
-from .environment import variables
 from .errors import LabError
 from .links import Link, measure
 from .plan import INTERFACE, Plan
-from .processes import Processes
+from .processes import Processes, variables
 from .rates import parse_rate
 from .records import Record
 from .signals import Unwinding, postponed
 
+_HINTS = {
+    "Operation not permitted": "this container may not make networks: start it with --privileged",
+    "qdisc kind is unknown": "this kernel has no token bucket: load it with `modprobe sch_tbf`",
+    "Unknown device type": "this kernel lacks virtual networks: try `modprobe veth bridge`",
+}
+
 
 class Lab:
-    """A cluster of hosts on one machine, whose links are as slow as asked.
+    """A cluster of hosts on one machine, with links of the given rates.
 
     Args:
         hosts: how many.
@@ -54,7 +62,7 @@ class Lab:
 
     @property
     def id(self) -> str:
-        """What tells this lab from others that run at the same time."""
+        """The id that distinguishes this lab from others that run at the same time."""
         return self._record.plan.id
 
     def __enter__(self) -> Lab:
@@ -72,16 +80,11 @@ class Lab:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Kill what runs in the lab, and remove it."""
+        """Kill every process in the lab, and remove it."""
         if os.getpid() != self._record.pid:
             return  # a copy in a forked process
         try:
@@ -110,7 +113,7 @@ class Lab:
         return self._processes.start(command, env, popen_keywords)
 
     def inside(self, host: int) -> contextlib.AbstractContextManager[None]:
-        """Have the calling thread on a host: sockets that it makes belong there for good."""
+        """Move the calling thread to a host; sockets created there stay there."""
         self._record.plan.check_host(host)
         return namespaces.inside(self._record.plan.host(host))
 
@@ -127,17 +130,46 @@ class Lab:
         """Measure every link both ways, about a second each; nothing else should run meanwhile.
 
         Args:
-            progress: told how many of how many transfers are done.
+            progress: called with the number of transfers done and their total.
         """
         return measure(_find(self.id).plan, progress)
 
 
+@functools.cache
+def obstacle() -> str | None:
+    """Return why no lab can be built here and what to do about it; None if one can.
+
+    A small lab is built to find out what the kernel allows, once in a process.
+    """
+    reason = rootless.lacking()
+    if reason:
+        return reason
+    for command in ("ip", "tc"):
+        if find(command) is None:
+            return f"a lab needs the command {command}: install iproute2"
+    return trial()
+
+
+def trial() -> str | None:
+    """Build a small lab and run something in it: None if that works, else why not."""
+    try:
+        with Lab(hosts=1, rate="1gbit") as lab:
+            ended = lab.start(0, ["true"], stderr=subprocess.PIPE, text=True)
+            said = " ".join(ended.communicate()[1].split())
+            return f"nothing can be run in a lab here ({said})" if ended.returncode else None
+    except LabError as error:
+        for words, hint in _HINTS.items():
+            if words in str(error):
+                return f"{hint} ({error})"
+        return str(error)
+
+
 def sweep() -> None:
-    """Remove the labs whose owner is gone, and only those."""
+    """Remove the labs whose owner has ended, and no others."""
     with postponed(), records.alone():
         for record in records.read_all():
             if not record.owned:
-                # What resists is left to the next one; it must not keep this one from being built.
+                # A lab that cannot be removed must not keep this one from being built.
                 with contextlib.suppress(LabError):
                     _remove(record)
 

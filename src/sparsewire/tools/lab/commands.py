@@ -1,4 +1,4 @@
-"""Runs `ip` and `tc`, without a shell, and says in their own words why they failed."""
+"""Run `ip` and `tc` without a shell, and report why they failed in their own words."""
 
 from __future__ import annotations
 

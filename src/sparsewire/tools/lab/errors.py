@@ -1,4 +1,4 @@
-"""What can go wrong in a lab."""
+"""Errors of the lab."""
 
 from __future__ import annotations
 

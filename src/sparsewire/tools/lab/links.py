@@ -1,4 +1,4 @@
-"""How fast links really are: one TCP transfer at a time, over one link, each way.
+"""Measure links: one TCP transfer at a time, over one link, in each direction.
 
 The other end of every transfer is the switch itself, so that no second link takes part.
 """
@@ -25,7 +25,7 @@ _PORT = 29499
 
 @dataclass(frozen=True)
 class Link:
-    """What was asked of one link and what a TCP connection got out of it, in bits per second.
+    """The requested rate of one link and its measured TCP throughput, in bits per second.
 
     `host` is None for the link between two racks, and `asked` is None if it is not shaped.
     """
@@ -42,7 +42,7 @@ class Link:
 
     @property
     def fits(self) -> bool:
-        """Whether both ways are within a tenth of what was asked."""
+        """Whether both directions are within a tenth of the requested rate."""
         return self.asked is None or all(
             abs(measured / self.asked - 1) <= 0.1 for measured in (self.up, self.down)
         )
@@ -52,7 +52,7 @@ def measure(plan: Plan, progress: Callable[[int, int], None] | None = None) -> l
     """Measure every link of a lab, while nothing else runs in it.
 
     Args:
-        progress: told how many of how many transfers are done.
+        progress: called with the number of transfers done and their total.
     """
     ends: list[tuple[int | None, int | None, _End, _End]] = []
     for host, rate in enumerate(plan.rates):
@@ -85,7 +85,7 @@ def _transfer(source: _End, target: _End, rate: int | None) -> float:
             sending.start()
             stack.callback(sending.join)
             stack.callback(sender.shutdown, socket.SHUT_RDWR)
-            # What the bucket and the queue before it hold comes on top of the rate.
+            # The contents of the bucket and of the queue come on top of the rate.
             _receive(receiver, 2 * sum(bucket(rate)) if rate else 0, 0.05)
             return _receive(receiver, 0, _SECONDS)
         except OSError as error:

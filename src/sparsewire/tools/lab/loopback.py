@@ -6,19 +6,17 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
-from .environment import variables
 from .errors import LabError
-from .processes import Processes
+from .processes import Processes, variables
 
 _ADDRESS = "127.0.0.1"
 _INTERFACE = "lo" if sys.platform == "linux" else "lo0"
 
 
 class Loopback:
-    """Hosts that are all this machine, over 127.0.0.1, as fast as it goes."""
+    """Hosts that are all this machine, over 127.0.0.1, unshaped."""
 
     def __init__(self, hosts: int = 4) -> None:
         if hosts < 1:
@@ -30,16 +28,11 @@ class Loopback:
     def __enter__(self) -> Loopback:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Kill what still runs."""
+        """Kill the processes that still run."""
         self._processes.end()
 
     def start(
@@ -53,7 +46,7 @@ class Loopback:
         return self._processes.start(argv, env, popen_keywords)
 
     def inside(self, host: int) -> contextlib.AbstractContextManager[None]:
-        """Nothing: every host is here."""
+        """Do nothing: every host is this machine."""
         return contextlib.nullcontext()
 
     def environment(self, rank: int, port: int) -> dict[str, str]:

@@ -21,7 +21,7 @@ _PATIENCE = 5.0  # seconds for killed processes to be gone
 
 @contextlib.contextmanager
 def inside(namespace: str) -> Iterator[None]:
-    """Have the calling thread in a namespace: sockets that it makes belong there for good."""
+    """Move the calling thread into a namespace; sockets created there stay there."""
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     try:
         there = os.open(_HOME / namespace, os.O_RDONLY)
@@ -38,7 +38,7 @@ def inside(namespace: str) -> Iterator[None]:
 
 
 def remove(names: Iterable[str]) -> None:
-    """Remove namespaces and kill what runs in them; those that are gone already are no matter."""
+    """Kill every process in the namespaces and remove them, as far as they still exist."""
     there = [name for name in names if (_HOME / name).exists()]
     _kill_in(there)
     for name in there:
@@ -71,7 +71,7 @@ def _kill_once(homes: set[tuple[int, int] | None]) -> int:
         with contextlib.suppress(ProcessLookupError):
             held = os.pidfd_open(pid)
             try:
-                # The number may be another process's by now; what is held stays the same.
+                # The number may belong to another process by now, but the held descriptor does not.
                 if _identity(Path(f"/proc/{pid}/ns/net")) in homes:
                     signal.pidfd_send_signal(held, signal.SIGKILL)
                     found += 1

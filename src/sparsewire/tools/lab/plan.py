@@ -1,4 +1,4 @@
-"""What a lab looks like, and the `ip` and `tc` commands that make it so.
+"""The layout of a lab, and the `ip` and `tc` commands that build it.
 
     host0 eth0 ─tbf▶──◀tbf─ port0 ┐                          ┌ port2 ─tbf▶──◀tbf─ eth0 host2
                                   ├ rack0 ─tbf▶──◀tbf─ rack1 ┤
@@ -19,7 +19,7 @@ from .errors import LabError
 from .rates import bucket, show_rate
 
 INTERFACE = "eth0"
-_NETWORK = "10.77.0"  # every lab's, since each is a world of its own
+_NETWORK = "10.77.0"  # of every lab, since labs do not see each other
 MOST_HOSTS = 200
 _ID = re.compile(r"[0-9a-f]{8}")
 
@@ -63,7 +63,7 @@ class Plan:
 
     @property
     def racks(self) -> int:
-        """How many switches there are."""
+        """The number of switches."""
         return 2 if self.oversubscribe > 1 else 1
 
     @property

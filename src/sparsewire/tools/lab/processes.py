@@ -1,4 +1,4 @@
-"""Processes that never outlive this one."""
+"""Processes that never outlive this one, and the variables by which they find each other."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ except OSError as error:
 
 
 class Processes:
-    """Starts processes in sessions of their own, and ends those that still run."""
+    """Starts processes in sessions of their own, and kills those that still run at the end."""
 
     def __init__(self) -> None:
         self._started: list[subprocess.Popen[Any]] = []
@@ -56,3 +56,34 @@ class Processes:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+
+
+def variables(
+    rank: int, hosts: int, master: str, port: int, interface: str, together: bool = False
+) -> dict[str, str]:
+    """Return the variables that torchrun would set for one rank, and the interface to use.
+
+    Args:
+        together: the ranks are processes of one host, not hosts with one process each.
+    """
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(hosts),
+        "LOCAL_RANK": str(rank if together else 0),
+        "LOCAL_WORLD_SIZE": str(hosts if together else 1),
+        "NODE_RANK": str(0 if together else rank),
+        "MASTER_ADDR": master,
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": interface,
+        "NCCL_SOCKET_IFNAME": interface,
+        "TP_SOCKET_IFNAME": interface,
+        # Either way they share this machine's cores.
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores() // hosts))),
+    }
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

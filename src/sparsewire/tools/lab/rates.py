@@ -55,7 +55,7 @@ def show_rate(bits: float) -> str:
 
 
 def bucket(rate: int) -> tuple[int, int]:
-    """The bytes that a link may send at once after a pause, and those that may wait before it.
+    """Return the bytes a link may send at once after a pause, and the size of its queue.
 
     The first are a gift: one of 64 KB, as large as packets get inside a machine, would be 52 ms
     of a 10 Mbit/s link, more than a sparse message takes. But a bucket that holds less than a

@@ -41,7 +41,7 @@ class Record:
         return self.started is not None and _start_of(self.pid) == self.started
 
     def write(self) -> None:
-        """Write or replace the file; nobody ever reads half of it."""
+        """Write or replace the file atomically."""
         path = _folder() / f"lab-{self.plan.id}.json"
         part = path.with_suffix(".part")
         content = {"pid": self.pid, "started": self.started, "plan": self.plan.to_dict()}
@@ -62,14 +62,14 @@ def read_all() -> list[Record]:
 
 
 def read(folder: Path) -> list[Record]:
-    """The records in a folder, if nobody else can have put anything there."""
+    """Return the records in a folder, unless other users can write there."""
     paths = sorted(folder.glob("lab-*.json")) if _mine(folder) else []
     return [record for path in paths if (record := _read(path)) is not None]
 
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Be the only one that changes records or sweeps."""
+    """Hold the lock for changing records and sweeping."""
     with open(os.open(_folder() / "lock", os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -87,7 +87,7 @@ def _read(path: Path) -> Record | None:
 
 
 def _folder() -> Path:
-    """Where new records go."""
+    """Return the folder for new records."""
     for folder in _places():
         with contextlib.suppress(OSError):
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -97,12 +97,12 @@ def _folder() -> Path:
 
 
 def _places() -> tuple[Path, Path]:
-    """Where records may lie."""
+    """Return the folders that may hold records."""
     return _HOME, Path(tempfile.gettempdir()) / f"sparsewire-{os.geteuid()}"
 
 
 def _mine(folder: Path) -> bool:
-    """Whether nobody else can have put anything there."""
+    """Whether a folder is ours and nobody else can write to it."""
     try:
         found = folder.lstat()
     except OSError:

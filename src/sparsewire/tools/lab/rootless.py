@@ -1,4 +1,4 @@
-"""Labs without root: in a user namespace, where an ordinary user may do what a lab needs.
+"""Labs without root: in a user namespace, where an ordinary user may create networks.
 
 Every lab of this kind is in a namespace of its own with the program that built it, and so are its
 records: neither root's labs nor those of other programs can be seen from there.
@@ -31,7 +31,7 @@ _SYSCTLS = {
 _ASIDE = """
 import sys
 sys.path.append(sys.argv[1])
-from sparsewire.tools.lab import LabError, obstacles, rootless, set_rate
+from sparsewire.tools.lab import LabError, cluster, rootless, set_rate
 try:
     sys.exit({})
 except LabError as error:
@@ -40,7 +40,7 @@ except LabError as error:
 
 
 def privileged() -> bool:
-    """Whether this process may make networks: as root, unless a container takes the rights away."""
+    """Whether this process may create networks: as root, unless a container drops the rights."""
     if sys.platform != "linux" or os.geteuid():
         return False
     found = re.search(r"^CapEff:\s*(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)
@@ -49,7 +49,7 @@ def privileged() -> bool:
 
 
 def lacking() -> str | None:
-    """What this process lacks to make networks, as a sentence that says what to do, or None."""
+    """Return what this process lacks to create networks and what to do about it, or None."""
     if sys.platform != "linux":
         return "a lab is made of Linux network namespaces: run it on Linux, or in a Linux VM"
     if privileged():
@@ -62,13 +62,13 @@ def lacking() -> str | None:
 
 @functools.cache
 def refusal() -> str | None:
-    """Why no lab can be built in a user namespace, as a sentence that says what to do.
+    """Return why no lab can be built in a user namespace and what to do about it, or None.
 
-    Found out by building a small one there, once in a process.
+    A small lab is built there to find out, once in a process.
     """
     # The rights are asked for first, so that no trial can ever lead to another one inside it.
     no = "this kernel gives no rights in a user namespace: networks are not permitted"
-    ended = _aside("new", f"obstacles.trial() if rootless.privileged() else {no!r}")
+    ended = _aside("new", f"cluster.trial() if rootless.privileged() else {no!r}")
     if not ended.returncode:
         return None
     said = ended.stderr.strip()
@@ -101,12 +101,12 @@ def enter() -> None:
 
 
 def labs() -> Iterator[Record]:
-    """The labs that other programs of this user have in user namespaces of their own."""
+    """Yield the labs of this user's other programs, each in its own user namespace."""
     if sys.platform != "linux":
         return
     here = os.readlink("/proc/self/ns/user")
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
             if os.readlink(process / "ns/user") == here:
                 continue
             for record in records.read(process / "root/run/sparsewire"):
@@ -125,7 +125,7 @@ def set_rate(lab: str, rate: str, host: int | None) -> None:
 
 
 def _aside(place: str, expression: str) -> subprocess.CompletedProcess[str]:
-    """Evaluate an expression in a namespace, in another process; what is not None is an error.
+    """Evaluate an expression in a namespace, in another process; any result but None is an error.
 
     Args:
         place: "new", or the process whose namespaces to join.

@@ -13,7 +13,7 @@ _FATAL = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Unwinding:
-    """Has SIGTERM and SIGHUP leave `with` blocks one by one, where nobody else handles them."""
+    """Makes SIGTERM and SIGHUP unwind `with` blocks, unless another handler is installed."""
 
     def __init__(self) -> None:
         self._taken: list[signal.Signals] = []
@@ -26,7 +26,7 @@ class Unwinding:
                 signal.signal(number, _unwind)
 
     def end(self) -> None:
-        """Give them back."""
+        """Restore the default handlers."""
         if _in_main_thread():
             for number in self._taken:
                 signal.signal(number, signal.SIG_DFL)
@@ -35,7 +35,7 @@ class Unwinding:
 
 @contextlib.contextmanager
 def postponed() -> Iterator[None]:
-    """Let Ctrl-C and its like wait until this is done. Only the main thread ever notices them."""
+    """Postpone Ctrl-C and similar signals to the end of the block, in the main thread."""
     if not _in_main_thread():
         yield
         return

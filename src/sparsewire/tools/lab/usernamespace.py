@@ -51,7 +51,7 @@ def main(place: str, command: list[str]) -> None:
 
 
 def _enter() -> None:
-    """Have user, mount and network namespaces, with a loopback interface and a /run that fit."""
+    """Enter new user, mount and network namespaces, and set up loopback and /run in them."""
     user, group = os.geteuid(), os.getegid()
     _call("unshare", _CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWNET)
     _write("/proc/self/setgroups", "deny")  # without this the kernel refuses the map of groups
@@ -72,7 +72,7 @@ def _replace_run() -> None:
     _call("mount", b"tmpfs", b"/run", b"tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=755")
     for name in set(os.listdir(machines)) - {"netns", "sparsewire"}:
         source, target = f"/proc/self/fd/{machines}/{name}", f"/run/{name}"
-        with contextlib.suppress(OSError):  # what cannot be bound is not there
+        with contextlib.suppress(OSError):  # leave out what cannot be bound
             if os.path.islink(source):
                 os.symlink(os.readlink(source), target)
                 continue
@@ -104,7 +104,7 @@ def _guard() -> None:
     os.chdir("/")
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
-        os.dup2(nowhere, number)  # nobody is to wait for the end of this one's output
+        os.dup2(nowhere, number)  # so that no reader waits for this process's output
     awaited = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     _call("prctl", _PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -29,7 +29,7 @@ class _Block(nn.Module):
 
 
 def _resnet(width: int, blocks: int, stride: int, classes: int) -> nn.Sequential:
-    """Four stages of so many blocks, the first with `width` channels, each with twice as many."""
+    """Build four stages of `blocks` blocks; `width` channels double from stage to stage."""
     layers: list[nn.Module] = []
     inner = width
     for stage in range(4):

@@ -19,14 +19,14 @@ from .models import Transformer
 
 BYTES = 256
 _MOST = 1 << 22  # bytes of a text that are read
-_BLOCK = 4096  # every tenth of so many bytes is for validation
+_BLOCK = 4096  # bytes; every tenth block is for validation
 _TESTED = 512  # windows of the validation text
 _TEST_BATCH = 32
 
 
 @dataclass(frozen=True)
 class Data:
-    """A text in numbers: what is trained on, and what is only tested on."""
+    """A text as numbers, split into training and validation parts."""
 
     train: Tensor
     val: Tensor
@@ -61,19 +61,19 @@ def load(path: Path) -> Data:
 
 
 def windows(size: int, length: int) -> int:
-    """How many windows of a text lie side by side, wherever the first one begins."""
+    """Return the number of windows that fit side by side, wherever the first one begins."""
     return (size - length - 1) // length
 
 
 def order(seed: int, epoch: int, size: int, length: int) -> Tensor:
-    """Where the windows of an epoch begin, in its order: side by side, moved by chance."""
+    """Return the starts of an epoch's windows in random order: side by side, randomly shifted."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     moved = int(torch.randint(length, (), generator=generator))
     return torch.randperm(windows(size, length), generator=generator) * length + moved
 
 
 def cut(text: Tensor, starts: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Windows of a text, and what follows every byte of theirs."""
+    """Return windows of a text, and the byte that follows each of their bytes."""
     places = starts[:, None] + torch.arange(length, device=text.device)
     return text[places].long(), text[places + 1].long()
 

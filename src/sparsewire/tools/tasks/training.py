@@ -1,4 +1,4 @@
-"""What a rank trains on, step by step: its batches, its loss, and its share of the test."""
+"""The training task of one rank: its batches, its loss and its share of the test."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LENGTH = 64  # bytes that the GPT sees
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is trained, whoever exchanges its gradients.
+    """The recipe of a training, whatever exchanges its gradients.
 
     Args:
         model: "mnist", a perceptron, or "gpt", a small GPT on text.
@@ -95,7 +95,7 @@ def make(recipe: Recipe, rank: int, workers: int) -> Task:
 
 
 def steps_in_epoch(examples: int, batch_size: int, workers: int, noun: str) -> int:
-    """How many steps take every example once; what does not fill a step is left out.
+    """Return the number of full steps in one pass over the examples.
 
     Raises:
         DataError: there are too few for a single one.

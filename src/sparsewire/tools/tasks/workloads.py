@@ -1,4 +1,4 @@
-"""What is trained while the clock runs: a model, and the loss of its next batch."""
+"""Workloads that are timed: a model, and the loss of its next batch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Workload:
 
 
 def check(name: str) -> None:
-    """Refuse a name that `build` could do nothing with, and models whose data are missing."""
+    """Raise an error for a name that `build` does not know, and for missing data."""
     if name == "mnist":
         mnist.find()
     elif name not in NAMES:
@@ -42,7 +42,7 @@ def check(name: str) -> None:
 
 
 def build(name: str, batch: int | None, rank: int) -> Workload:
-    """The workload called `name`: one of `NAMES`, or a user's own as `module:function`.
+    """Build the workload `name`: one of `NAMES`, or a user's own as `module:function`.
 
     The function takes the rank and returns the model and the loss: `function(rank) -> (model,
     loss)`, where `loss(model)` is a scalar tensor. All ranks must build the same model.
@@ -70,7 +70,7 @@ def build(name: str, batch: int | None, rank: int) -> Workload:
 
 
 def rehearse(workload: Workload, name: str) -> None:
-    """One step without an exchange, to find out early what is wrong with a user's model."""
+    """Run one step without an exchange, to report errors in a user's model early."""
     try:
         loss = workload.loss(workload.model)
     except Exception as error:
@@ -94,7 +94,7 @@ def rehearse(workload: Workload, name: str) -> None:
 
 
 def _import(name: str) -> Callable[[int], object]:
-    """A user's function."""
+    """Import a user's function."""
     module, _, attribute = name.partition(":")
     if not (module and attribute.isidentifier()):
         raise WorkloadError(
@@ -115,13 +115,13 @@ def _import(name: str) -> Callable[[int], object]:
 
 
 def _told(error: Exception) -> str:
-    """An error in one line."""
+    """Describe an error in one line."""
     first = (str(error).splitlines() or [""])[0]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 def _kind(thing: object) -> str:
-    """What something is, for a sentence about what it should be."""
+    """Describe an object for an error message."""
     if isinstance(thing, Tensor):
         return f"a tensor of shape {tuple(thing.shape)}"
     if isinstance(thing, tuple):

@@ -1,4 +1,4 @@
-"""One report page for all commands: what it is made of, and how that becomes HTML.
+"""One report page for all commands: its parts, and how they become HTML.
 
 A `Page` has sections, a section has blocks. Each block names the template that shows it, in
 `templates/`, where style and script are too. A page is one file that fetches nothing: its content
@@ -55,7 +55,7 @@ class Notes:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names and what they are."""
+    """Pairs of a name and a fact."""
 
     pairs: tuple[tuple[str, str], ...]
     template = "facts.html"
@@ -101,7 +101,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """Bars beside each other, and a line through all at `floor`, which none can be below."""
+    """Bars below each other, with a line at `floor`, the least possible value."""
 
     title: str
     bars: tuple[Bar, ...]
@@ -193,7 +193,7 @@ def prose(text: object) -> Markup:
 
 
 def model_in_words(model: dict[str, Any]) -> str:
-    """Say what was trained."""
+    """Describe the model."""
     examples = model["examples"]
     batch = f", {plural(examples, 'example')} per host and step" if examples else ""
     size = f"{plural(model['parameters'], 'parameter')} in {plural(model['tensors'], 'tensor')}"
@@ -221,7 +221,7 @@ def command_line(arguments: dict[str, Any]) -> str:
 
 
 def shared_cores(setting: Setting, hosts: int) -> tuple[str, ...]:
-    """Say so where hosts have no cores of their own."""
+    """Return a caveat if hosts share cores."""
     cores = setting.machine["cores"]
     if cores >= 2 * hosts:
         return ()

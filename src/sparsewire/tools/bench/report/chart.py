@@ -1,4 +1,4 @@
-"""Pictures: the same lines and bars as a file, and inside a report, where points can be asked.
+"""Pictures: lines and bars as a file, and inside a report, where points show their values.
 
 A `Chart` has panels with lines. In a file it has a legend; in a report it is drawn twice, for wide
 and for narrow screens, with invisible circles that carry the values of its points.
@@ -30,7 +30,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "tick": {"linestyle": "none", "marker": "_", "markersize": 9},
 }
 _WIDE, _NARROW = 10.0, 4.0  # inches
-_IDS = re.compile(r' id="(?!m|p[0-9a-f])[^"]*"')  # of what nothing refers to
+_IDS = re.compile(r' id="(?!m|p[0-9a-f])[^"]*"')  # that nothing refers to
 _POINTS = 72  # in an inch
 
 
@@ -56,11 +56,11 @@ class Panel:
     """One set of axes.
 
     Args:
-        title: what is shown, with its unit.
-        below: what the horizontal axis shows.
+        title: the quantity shown, with its unit.
+        below: the quantity on the horizontal axis.
         series: the lines, the last on top.
         heights: the range of the vertical axis.
-        target: a height to mark, and what it is.
+        target: a height to mark, and its name.
         ticks: where the horizontal axis has ticks, if it does not begin at zero.
         say: a height in words, which makes both axes logarithmic.
     """
@@ -76,7 +76,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Chart:
-    """Panels beside each other; `label` says what they show, `styles` what kinds of lines mean."""
+    """Panels beside each other; `label` describes them, `styles` explains the kinds of lines."""
 
     label: str
     panels: tuple[Panel, ...]
@@ -147,7 +147,7 @@ def save_bars(title: str, many: Sequence[Bars], *paths: Path) -> None:
 
 
 def _draw(chart: Chart, width: float, dpi: int) -> Figure:
-    """Draw all panels: beside each other, or below each other where that is too wide."""
+    """Draw all panels beside each other, or below each other on a narrow figure."""
     count, is_narrow = len(chart.panels), width <= _NARROW
     figure = drawing.blank(width, 3.6 * count if is_narrow else 4.6)
     figure.set_dpi(dpi)
@@ -214,7 +214,7 @@ def _make_logarithmic(axes: Axes, ticks: Sequence[int], say: Callable[[float], s
 
 
 def _legend(chart: Chart, figure: Figure) -> list[Any]:
-    """Return what colours and kinds of lines mean, in one list whose entries never overlap."""
+    """Return the handles of the legend: colours first, then kinds of lines."""
     from matplotlib.lines import Line2D
 
     told = {s.name: s.told_in_legend or s.name for p in chart.panels for s in p.series}
@@ -257,7 +257,7 @@ def _draw_bars(axes: Axes, bars: Bars) -> None:
 
 
 def _inline(chart: Chart, width: float) -> Markup:
-    """Return the chart as a part of a page, in the page's own colours and letters."""
+    """Return the chart as inline SVG, in the colours and fonts of the page."""
     figure = _draw(chart, width, dpi=_POINTS)
     drawing.settle(figure)
     circles = "".join(_circles(chart, figure))

@@ -1,4 +1,4 @@
-"""The columns of `bench scale`: the model beside what was measured, and the model alone."""
+"""The columns of `bench scale`: measurements beside the model, and the model alone."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ MEASURED: tuple[Column[Row], ...] = (
 
 
 def tables(scale: Scale) -> tuple[Table, Table, Table]:
-    """Return what was measured, the modelled time of a step, and the bytes received."""
+    """Return the tables of measurements, of modelled step times, and of bytes received."""
     model = scale.results.model
     title = (
         f"{model['name']}, {model['parameters'] / 1e6:.1f} million parameters, "

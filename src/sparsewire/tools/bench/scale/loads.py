@@ -1,4 +1,4 @@
-"""What a contender loads a host with in one step, exactly, for any number of hosts.
+"""The load of a contender on one host in one step, exactly, for any number of hosts.
 
 The sizes follow from the scheme and from how DDP cuts the gradient into buckets; no gradient and
 no network is needed.
@@ -24,12 +24,12 @@ from sparsewire.sums import CHUNK, chunk_sizes, share_size
 from ..contenders import DENSE
 
 Buckets = Sequence[Mapping[str, Sequence[int]]]
-"""What is exchanged together: name and shape of its parameters."""
+"""The buckets of DDP: names and shapes of their parameters."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What one host does in one step.
+    """The work of one host in one step.
 
     Args:
         hops: how often it waits for another: 2 (W−1) times for each bucket of dense DDP; once for
@@ -51,7 +51,7 @@ class Loads:
     """The loads of one contender.
 
     Args:
-        name: as it stands in tables.
+        name: the contender's name in tables.
         buckets: as DDP cut them.
     """
 
@@ -67,7 +67,7 @@ class Loads:
                 self._segments.append(self._scheme.partition(shapes))
 
     def on(self, hosts: int) -> Load:
-        """Return the load of one of so many hosts."""
+        """Return the load of each host when `hosts` take part."""
         if hosts not in self._found:
             self._found[hosts] = self._work_out(hosts)
         return self._found[hosts]
@@ -91,7 +91,7 @@ class Loads:
 
 
 def _hops(exchange: Exchange) -> int:
-    """How often a host waits for another in one exchange."""
+    """Return how often a host waits for another in one exchange."""
     plan, hosts = exchange.plan, exchange.world_size
     talk = _talk_hops(exchange.negotiation) if exchange.negotiation else 0
     if isinstance(plan, AllReducePlan):
@@ -113,7 +113,7 @@ def _talk_hops(plan: NegotiationPlan) -> int:
 
 
 def _sum_hops(count: int, width: int, hosts: int) -> int:
-    """How often a host waits for another until `count` values are added up."""
+    """Return how often a host waits for another until `count` values are added up."""
     share = share_size(min(count, CHUNK), hosts) * width
     return len(chunk_sizes(count)) * (1 + gather_hops(share, hosts))
 

@@ -1,4 +1,4 @@
-"""What an exchange costs beyond compute alone, as a sum of a few terms, fitted to measurements.
+"""The cost of an exchange beyond compute alone: a sum of terms, fitted to measurements.
 
 With W hosts on C cores, s = max(1, W/C) is how many hosts a core serves, and
 
@@ -19,7 +19,7 @@ from .loads import Load
 
 @dataclass(frozen=True)
 class Measured:
-    """One measured step beside compute alone with as many hosts, in seconds."""
+    """One measured step, and compute alone on the same number of hosts, in seconds."""
 
     load: Load
     share: float  # hosts that a core serves, at least 1

@@ -26,7 +26,7 @@ class Checked:
 
     @property
     def error(self) -> float:
-        """How far the model is off, as a share of what was measured."""
+        """The relative error of the model."""
         return self.modelled / self.measured - 1
 
 
@@ -53,18 +53,18 @@ class Scale:
 
     @property
     def cores(self) -> int:
-        """Of the machine that all hosts share."""
+        """The cores of the machine that all hosts share."""
         return int(self.results.setting.machine["cores"])
 
     @cached_property
     def names(self) -> list[str]:
-        """Everybody who exchanges and could be measured."""
+        """The contenders that exchange and were measured."""
         found = dict.fromkeys(one.name for run in self.runs for one in run.finished)
         return [name for name in found if name != COMPUTE]
 
     @property
     def schemes(self) -> list[str]:
-        """Those of sparsewire."""
+        """The names of sparsewire's schemes."""
         return [name for name in self.names if name != DENSE]
 
     def measured(self, name: str) -> dict[int, Contender]:
@@ -74,13 +74,13 @@ class Scale:
 
     @cached_property
     def loads(self) -> dict[str, Loads]:
-        """What each of them loads a host with."""
+        """The loads of every contender."""
         buckets = self.results.facts["buckets"]
         return {name: Loads(name, buckets[name]) for name in self.names}
 
     @cached_property
     def _points(self) -> list[tuple[Measured, str, int]]:
-        """Everything measured, with its name and number of hosts."""
+        """Every measurement, with its contender and number of hosts."""
         return [
             (
                 Measured(
@@ -104,7 +104,7 @@ class Scale:
 
     @cached_property
     def checked(self) -> list[Checked]:
-        """The model beside everything measured, with cores shared as they were."""
+        """The model beside every measurement, with cores shared as in the measurement."""
         return [
             Checked(
                 name,
@@ -122,11 +122,11 @@ class Scale:
 
     @property
     def worst(self) -> Checked:
-        """Where the model is off the most."""
+        """The measurement with the largest error of the model."""
         return max(self.checked, key=lambda one: abs(one.error))
 
     def modelled(self, name: str, hosts: int) -> float:
-        """Return the seconds of a step on so many hosts with cores of their own."""
+        """Return the modelled seconds of a step on hosts that do not share cores."""
         return self.alone + self.fitted.beyond(self.loads[name].on(hosts))
 
     def received(self, name: str, hosts: int) -> int:
@@ -161,7 +161,7 @@ class Scale:
 
 
 def follows(results: Results) -> dict[str, Any]:
-    """Return what results.json has besides the measurement: fit, model and crossovers."""
+    """Return what results.json derives from the measurement: fit, model and crossovers."""
     scale = Scale(results)
     return {
         "fitted": {

@@ -1,1 +1,1 @@
-"""The time of a training step: who takes turns, how a step is split, and what is said about it."""
+"""The time of a training step: turns of contenders, parts of a step, columns and report."""

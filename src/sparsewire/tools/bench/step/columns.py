@@ -113,7 +113,7 @@ COSTS: tuple[Column[Row], ...] = (
         lambda row: row.one.wire,
     ),
 )
-"""What a step costs."""
+"""The columns of the cost of a step."""
 
 _PARTS = {
     "forward": "From the start of the step to the loss, including loading the batch.",
@@ -133,11 +133,11 @@ def _part(name: str, about: str) -> Column[Row]:
 
 
 PARTS = tuple(_part(name, about) for name, about in _PARTS.items())
-"""Where the time of the median step goes: the parts of the mean step, scaled to the median."""
+"""The columns of the parts of the median step: those of the mean step, scaled to the median."""
 
 
 def tables(results: Results, run: Run) -> tuple[Table, Table]:
-    """Return what a step costs, and what it is made of, with a line for each contender."""
+    """Return the tables of the cost and of the parts of a step, with a line for each contender."""
     model = results.model
     title = f"{model['name']}, {model['parameters'] / 1e6:.1f} million parameters, "
     rows = [(one.name, Row(results, run, one)) for one in run.finished]

@@ -1,12 +1,11 @@
-"""What is to be measured, decided and checked before any process starts; plain data."""
+"""The plan of a measurement, decided and checked before any process starts; plain data."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-Turn = tuple[int, str]  # the round, and who takes it
+Turn = tuple[int, str]  # the round and the contender
 
 
 @dataclass(frozen=True)
@@ -16,10 +15,10 @@ class Plan:
     Args:
         model: the workload's name.
         batch_size: examples per rank and step; None for the model's own.
-        turns: who takes a turn when.
+        turns: rounds and contenders, in order.
         steps: how many steps a turn measures at most.
         timeout: seconds after which a step counts as hung.
-        counts: how many it measures of whom, where that is decided already.
+        counts: the number of steps per contender, where it is decided already.
     """
 
     model: str
@@ -29,21 +28,11 @@ class Plan:
     timeout: float
     counts: dict[str, int]
 
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Plan:
-        """The plan that `to_dict` and JSON made `fields` from."""
-        turns = tuple((number, name) for number, name in fields["turns"])
-        return cls(**{**fields, "turns": turns})
-
-    def to_dict(self) -> dict[str, Any]:
-        """The plan as JSON can hold it."""
-        return asdict(self)
-
 
 def interleave(contenders: Sequence[str], rounds: int) -> tuple[Turn, ...]:
-    """Everybody's turn in every round; every other round goes backwards.
+    """Return the turns of all contenders in every round; every other round is reversed.
 
-    A machine that slows down while it is measured then slows all of them down alike.
+    A machine that slows down during the measurement then affects all contenders alike.
 
     >>> interleave(["a", "b"], 2)
     ((0, 'a'), (0, 'b'), (1, 'b'), (1, 'a'))

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from statistics import fmean
 from time import perf_counter
 from typing import Any
 
@@ -18,10 +19,9 @@ import torch.distributed as dist
 
 from ...tasks import workloads
 from ...tasks.workloads import Workload, WorkloadError
-from .. import interface
-from ..contenders import PEERS, Entry
+from ..contenders import PEERS, Entry, interface_bytes
 from .plan import Plan
-from .stopwatch import Step, steps
+from .stopwatch import steps
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -30,7 +30,7 @@ _FEWEST = 2  # steps that a turn measures even so
 
 
 def take_turns(plan: Plan, emit: Emit) -> None:
-    """Measure what `plan` asks for, as a rank of the default process group."""
+    """Measure the turns of `plan`, as a rank of the default process group."""
     rank = dist.get_rank()
     tell: Emit = emit if rank == 0 else lambda record: None
     workload = workloads.build(plan.model, plan.batch_size, rank)
@@ -54,15 +54,6 @@ def take_turns(plan: Plan, emit: Emit) -> None:
             course.turn(number, name)
 
 
-@dataclass(frozen=True)
-class _Sample:
-    """One step on one rank, with the bytes it sent: of payload, and through the interface."""
-
-    step: Step
-    payload: int
-    wire: int | None
-
-
 class _Course:
     """The turns of one rank."""
 
@@ -74,7 +65,7 @@ class _Course:
     def turn(self, number: int, name: str) -> None:
         """Enter, warm up, measure, leave."""
         self._tell({"record": "turn", "round": number, "contender": name})
-        # Weights that have learnt for longer have smaller gradients, down to denormal ones.
+        # Gradients shrink during training, down to denormal numbers.
         self._workload.model.load_state_dict(self._start)
         optimizer = torch.optim.SGD(self._workload.model.parameters(), lr=0.01)
         entry = Entry(name, self._workload.model, optimizer, perf_counter, self._plan.timeout)
@@ -86,13 +77,14 @@ class _Course:
             if name not in self._counts:
                 self._counts[name] = self._agree(last.seconds)
             entry.forget_buckets()
-            mine = []
+            mine: list[dict[str, Any]] = []
             for _ in range(self._counts[name]):
-                before = entry.sent(dist.get_world_size()), interface.sent()
+                before = entry.sent(dist.get_world_size()), interface_bytes()
                 step = next(taking)
-                after = entry.sent(dist.get_world_size()), interface.sent()
+                after = entry.sent(dist.get_world_size()), interface_bytes()
                 wire = None if before[1] is None or after[1] is None else after[1] - before[1]
-                mine.append(_Sample(step, after[0] - before[0], wire))
+                sent = {"payload": after[0] - before[0], "wire": wire}
+                mine.append({"seconds": step.seconds, **asdict(step), **sent})
                 self._tell({"record": "step", "seconds": step.seconds})
         finally:
             taking.close()
@@ -103,26 +95,25 @@ class _Course:
                 "record": "measured",
                 "round": number,
                 "contender": name,
-                "steps": self._merge(mine),
+                "steps": _merge(mine),
                 "buckets": buckets,
             }
         )
 
     def _agree(self, seconds: float) -> int:
-        """How many steps to measure, as rank 0 decides from how long one takes."""
+        """Return how many steps to measure, which rank 0 decides from the time of one."""
         count = min(self._plan.steps, max(_FEWEST, int(_PATIENCE / seconds)))
         decided = torch.tensor(count)
         dist.broadcast(decided, 0)
         return int(decided)
 
-    def _merge(self, mine: list[_Sample]) -> list[dict[str, Any]]:
-        """On rank 0, every step as the mean over all ranks."""
-        found = _collect(json.dumps([(asdict(s.step), s.payload, s.wire) for s in mine]))
-        if dist.get_rank() != 0:
-            return []
-        told = [json.loads(text) for text in found]
-        ranks = [[_Sample(Step(**step), *sent) for step, *sent in each] for each in told]
-        return [_mean(list(samples)) for samples in zip(*ranks, strict=True)]
+
+def _merge(mine: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return every step as the mean over all ranks; nothing on ranks other than 0."""
+    found = _collect(json.dumps(mine))
+    if dist.get_rank() != 0:
+        return []
+    return [_mean(ranks) for ranks in zip(*map(json.loads, found), strict=True)]
 
 
 def _collect(text: str) -> list[str]:
@@ -139,24 +130,24 @@ def _collect(text: str) -> list[str]:
     ]
 
 
-def _mean(ranks: list[_Sample]) -> dict[str, Any]:
-    def mean(values: list[dict[str, float]]) -> dict[str, float]:
-        return {key: sum(value[key] for value in values) / len(values) for key in values[0]}
+def _mean(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the mean of one step over all ranks, and how long each of them took."""
 
-    wire = [sample.wire for sample in ranks if sample.wire is not None]
+    def means(key: str) -> dict[str, float]:
+        return {part: fmean(rank[key][part] for rank in ranks) for part in ranks[0][key]}
+
+    wire = [rank["wire"] for rank in ranks if rank["wire"] is not None]
     return {
-        "seconds": sum(sample.step.seconds for sample in ranks) / len(ranks),
-        "ranks": [sample.step.seconds for sample in ranks],
-        "parts": mean([sample.step.parts for sample in ranks]),
-        "busy": mean([sample.step.busy for sample in ranks]),
-        "hidden": mean([sample.step.hidden for sample in ranks]),
-        "payload": sum(sample.payload for sample in ranks) / len(ranks),
-        "wire": sum(wire) / len(wire) if wire else None,
+        "seconds": fmean(rank["seconds"] for rank in ranks),
+        "ranks": [rank["seconds"] for rank in ranks],
+        **{key: means(key) for key in ("parts", "busy", "hidden")},
+        "payload": fmean(rank["payload"] for rank in ranks),
+        "wire": fmean(wire) if wire else None,
     }
 
 
 def find_unable(names: set[str]) -> dict[str, str]:
-    """The contenders whose numbers this backend cannot add up, found out by trying."""
+    """Return the contenders whose number type this backend cannot add up, by trying it."""
     unable = {}
     for name, peer in PEERS.items():
         if name in names:

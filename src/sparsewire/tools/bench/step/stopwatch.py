@@ -19,8 +19,8 @@ from ...tasks.workloads import Workload
 from ..contenders import Entry
 
 PARTS = ("forward", "backward", *STAGES, "wait", "optimizer")
-"""What a step's time adds up to; of the stages, only what backward does not hide. `wait`: what
-passes until `backward()` returns while no stage is at work."""
+"""The parts of a step's time; of each stage, only the part that backward does not hide. `wait` is
+the time until `backward()` returns in which no stage runs."""
 
 Stage = tuple[str, float, float]  # its name, from, to
 # When two stages are at work at the same time, a step that had one of them less would gain least
@@ -30,7 +30,7 @@ _URGENCY = ("select", "encode", "decode", "exchange")
 
 @dataclass(frozen=True)
 class Step:
-    """One step: seconds of each of `PARTS`; of each stage all it took, and what backward hid."""
+    """One step: seconds of each of `PARTS`, and for each stage its total and hidden time."""
 
     parts: dict[str, float]
     busy: dict[str, float]
@@ -56,7 +56,7 @@ class Marks:
 def steps(
     entry: Entry, workload: Workload, optimizer: torch.optim.Optimizer, meet: Callable[[], None]
 ) -> Generator[Step, None, None]:
-    """Take steps without end; `meet` waits for all ranks, who begin each of them together."""
+    """Take steps without end; `meet` is a barrier before each of them."""
     arrivals: list[float] = []  # of gradients
     hooks = [
         parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -117,7 +117,7 @@ def split(marks: Marks, stages: Sequence[Stage]) -> Step:
 
 
 def _after(begin: float, end: float, stages: Sequence[Stage]) -> Iterator[tuple[str, float]]:
-    """What a step waits for between two points in time, moment after moment."""
+    """Yield what a step waits for between two points in time, and for how long."""
     times = {time for _, start, stop in stages for time in (start, stop) if begin < time < end}
     for start, stop in pairwise(sorted({begin, end} | times)):
         at_work = {name for name, since, until in stages if since <= start and stop <= until}

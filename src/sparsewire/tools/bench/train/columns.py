@@ -1,7 +1,7 @@
 """The columns of `bench train`: every figure of its table and of `summary` in results.json.
 
-Columns read a `Row`: the points of one contender's training. The points come from `rank.py`, which
-reads the clock and the counters of bytes at each look at the test set.
+Columns read a `Row`: the points of one contender's training. The points come from
+`cli/race_rank.py`, which reads the clock and the counters of bytes at each test.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sparsewire.report import human_bytes
 from ..results import Contender, Results, Run
 from ..table import Cell, Column, Heading, Line, Table, summary
 from ..words import say_seconds
-from .goals import GOALS, Goal
+from .plan import GOALS, Goal
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class Race:
 
     @property
     def run(self) -> Run:
-        """Everybody's training."""
+        """The trainings of all contenders."""
         return self.results.runs[0]
 
     @property
     def goal(self) -> Goal:
-        """What the scores mean."""
+        """The meaning of scores."""
         return GOALS[self.results.model["name"]]
 
     @property
@@ -50,7 +50,7 @@ class Race:
 
     @property
     def arrived(self) -> list[Contender]:
-        """Those that got there, the fastest first."""
+        """The contenders that reached the target, the fastest first."""
         there = [one for one in self.run.contenders if self.got_there(one)]
         return sorted(there, key=lambda one: one.last.seconds)
 
@@ -176,11 +176,11 @@ COLUMNS: tuple[Column[Row], ...] = (
         _speed_up,
     ),
 )
-"""When each contender reached the target, and at what cost."""
+"""The time, steps and bytes of each contender up to the target."""
 
 
 def best_score(goal: Goal) -> Column[Row]:
-    """Return the last column, whose values are shown as the goal shows scores."""
+    """Return the last column, which formats scores as the goal does."""
     about = "The best score of all evaluations."
     return Column("best_score", "best", "", about, lambda row: row.race.best(row.one), goal.shown)
 

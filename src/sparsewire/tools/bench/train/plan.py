@@ -1,9 +1,10 @@
-"""What is to be trained by whom, and until when; plain data, the same for every rank."""
+"""The plan of `bench train`, its defaults, and the meaning of scores; plain data."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+
+from ...tasks.training import Recipe
 
 LEARNING_RATES = {"adagrad": 0.005, "sgd": 0.05, "adamw": 0.002}
 MOMENTUM = 0.9  # of sgd, without which it gets there late
@@ -11,8 +12,51 @@ WARM_UP = 50  # steps in which the rate of adamw rises
 
 
 @dataclass(frozen=True)
+class Goal:
+    """The meaning of a score in tables, pictures and sentences."""
+
+    task: str  # as in "97 % on MNIST"
+    score: str  # the measured quantity
+    network: str
+    example: str  # one of a batch
+    is_loss: bool = False
+
+    def reached(self, score: float, target: float) -> bool:
+        """Whether a score is as good as the target."""
+        return score <= target if self.is_loss else score >= target
+
+    def best(self, scores: list[float]) -> float:
+        """The best of them."""
+        return min(scores) if self.is_loss else max(scores)
+
+    def shown(self, score: float) -> str:
+        """A score as people read it."""
+        return f"{score:.3f}" if self.is_loss else f"{100 * score:.2f} %"
+
+    def aim(self, target: float) -> str:
+        """The target in words."""
+        of = f"a loss of {target:g}" if self.is_loss else f"{100 * target:.4g} %"
+        return f"{of} on {self.task}"
+
+    def height(self, score: float) -> float:
+        """A score on the axis of the picture."""
+        return score if self.is_loss else 100 * score
+
+    @property
+    def axis(self) -> str:
+        """The title of that axis."""
+        return f"{self.score}, nats per byte" if self.is_loss else f"{self.score}, %"
+
+
+GOALS = {
+    "mnist": Goal("MNIST", "test accuracy", "perceptron", "image"),
+    "gpt": Goal("text", "validation loss", "GPT", "window", is_loss=True),
+}
+
+
+@dataclass(frozen=True)
 class Usual:
-    """What a race takes where nothing else is said."""
+    """The defaults of one model."""
 
     target: float
     schemes: tuple[str, ...]
@@ -30,41 +74,20 @@ USUAL = {
 }
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, kw_only=True)
+class Plan(Recipe):
     """One race.
 
     Args:
-        model: what is trained, one of `GOALS`.
-        contenders: who trains, one after the other.
+        contenders: their names, in the order of training.
         target: the score that ends a training.
-        batch_size: examples per rank and step.
-        hidden: widths of the layers.
-        evaluate_every: steps between two looks at the test set.
+        evaluate_every: steps between two tests.
         limit_steps: steps after which a training ends without the target.
-        data: where the data are.
         timeout: seconds after which a step counts as hung.
     """
 
-    model: str
     contenders: tuple[str, ...]
     target: float
-    batch_size: int
-    hidden: tuple[int, ...]
-    optimizer: str
-    lr: float
     evaluate_every: int
     limit_steps: int
-    seed: int
-    data: str
     timeout: float
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Plan:
-        """The plan that `to_dict` and JSON made `fields` from."""
-        lists = {name: tuple(fields[name]) for name in ("contenders", "hidden")}
-        return cls(**{**fields, **lists})
-
-    def to_dict(self) -> dict[str, Any]:
-        """The plan as JSON can hold it."""
-        return asdict(self)

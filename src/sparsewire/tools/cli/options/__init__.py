@@ -1,7 +1,7 @@
 """The commands and their options: one dataclass for each command, which `parse` fills in.
 
-A docstring is what `--help` shows, and a field says its own part. Nothing here imports torch, so
-that `--help` answers at once.
+`--help` shows the docstring and the help of each field. Nothing here imports torch, so `--help`
+answers at once.
 """
 
 from __future__ import annotations
@@ -39,5 +39,5 @@ COMMANDS: dict[str, type[Command]] = {
     "bench train": BenchTrain,
     "bench scale": BenchScale,
 }
-GROUPS = {"bench": "Measure what training costs, on networks as slow as you like."}
-"""Commands that only say which others there are; those have two words."""
+GROUPS = {"bench": "Measure what training costs on networks of any speed."}
+"""Groups of commands; the names of their commands have two words."""

@@ -24,23 +24,23 @@ SCALE_SCHEMES = (
 )
 PEERS = ("dense", "fp16", "bf16", "powersgd-1", "powersgd-4")
 _BATCHES = "40 for mnist, 16 for resnet18, 8 for transformer"
-_OF_MODEL = "by --model"
-_OWN_MODEL = "What is trained: one of these, or your own function(rank) that returns (model, loss)."
+_OF_MODEL = "depends on --model"
+_OWN_MODEL = "Model to train: one of these, or your own function(rank) that returns (model, loss)."
 _SCHEMES = (
     "sparsewire's schemes; 'updates [every H] SCHEME' exchanges updates instead of gradients."
 )
 _LINKS = "Rate of every host's link, like 1gbit; none leaves links unshaped."
-_HOSTS = "Hosts of the network, each with one worker process."
-_EXAMPLES = "Examples per host and step; of your own model, how many its batches have."
+_HOSTS = "Number of hosts, each with one worker process."
+_EXAMPLES = "Examples per host and step; for your own model, the size of its batches."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bench(Output):
-    """What all measurements share."""
+    """Options shared by all measurements."""
 
     loopback: bool = option(
         False,
-        "Measure over 127.0.0.1, where no network of its own can be made; rates do not count.",
+        "Measure over 127.0.0.1 instead of in a lab; rates are ignored.",
     )
     timeout: float = option(
         120.0, "How long a step may take before it counts as hung.", "SECONDS", limit=SECONDS
@@ -51,9 +51,9 @@ class Bench(Output):
 class BenchStep(Bench):
     """Measure what a training step costs with each scheme and each peer, side by side.
 
-    Hosts are network namespaces with links as slow as asked, which needs Linux, and root or user
-    namespaces; --loopback does without. All take turns in the same run. The table is printed; a
-    report to open in a browser, a picture and every single step as JSON are written to --out.
+    Hosts are network namespaces whose links have the given rates. This needs Linux, and root or
+    user namespaces; --loopback needs neither. All schemes and peers take turns in the same run. The
+    table is printed; an HTML report, a picture and every step as JSON are written to --out.
 
     examples:
       sparsewire bench step --model resnet18 --rate 1gbit
@@ -67,7 +67,7 @@ class BenchStep(Bench):
     schemes: tuple[str, ...] = option(BENCH_SCHEMES, _SCHEMES, "SCHEME", may_be_empty=True)
     peers: tuple[str, ...] = option(
         PEERS,
-        "What they are measured against, besides compute alone; nothing: DDP without an exchange.",
+        "Baselines, besides compute alone; `nothing` is DDP without an exchange.",
         "PEER",
         may_be_empty=True,
     )
@@ -81,11 +81,11 @@ class BenchStep(Bench):
     )
     batch_size: int | None = option(None, _EXAMPLES, "N", usual=_BATCHES, limit=at_least(1))
     rounds: int = option(
-        5, "Turns that each of them takes; the spread is taken over all.", "N", limit=at_least(1)
+        5, "Turns per scheme and peer; the spread covers all of them.", "N", limit=at_least(1)
     )
     steps: int = option(
         5,
-        "Steps measured in a turn; those who need a second or more for one take fewer.",
+        "Steps measured per turn; fewer where a step takes a second or more.",
         "N",
         limit=at_least(2),
     )
@@ -100,12 +100,12 @@ class BenchStep(Bench):
 class BenchTrain(Bench):
     """Measure how long training takes to a target, dense and sparse.
 
-    All train the same network from the same weights on the same batches, in turn, until the test
-    score is as good as the target: a perceptron on MNIST until 97 % are right, or a small GPT on
-    text until the loss is low enough. The clock counts training steps alone. Hosts are network
-    namespaces with links as slow as asked, which needs Linux, and root or user namespaces;
-    --loopback does without. The table is printed; a report to open in a browser, a picture and the
-    curves as JSON are written to --out.
+    Each contender trains the same network from the same weights on the same batches until the test
+    score reaches the target: by default 97 % accuracy for a perceptron on MNIST, or a validation
+    loss of 1.9 for a small GPT on text. The clock counts training steps alone. Hosts are network
+    namespaces whose links have the given rate. This needs Linux, and root or user namespaces;
+    --loopback needs neither. The table is printed; an HTML report, a picture and the curves as JSON
+    are written to --out.
 
     examples:
       sparsewire bench train
@@ -115,20 +115,20 @@ class BenchTrain(Bench):
     """
 
     model: Literal["mnist", "gpt"] = option(
-        "mnist", "What is trained: a perceptron on MNIST, or a small GPT on text."
+        "mnist", "What to train: a perceptron on MNIST, or a small GPT on text."
     )
     schemes: tuple[str, ...] | None = option(
         None, _SCHEMES, "SCHEME", usual=_OF_MODEL, may_be_empty=True
     )
     peers: tuple[str, ...] = option(
         ("dense",),
-        "What they race against: dense, fp16, bf16, powersgd-1, powersgd-4, nothing.",
+        "Baselines: dense, fp16, bf16, powersgd-1, powersgd-4, nothing.",
         "PEER",
         may_be_empty=True,
     )
     target: float | None = option(
         None,
-        "Where a training ends: mnist's test accuracy, between 0 and 1, or gpt's validation loss.",
+        "Score that ends a training: test accuracy in 0 to 1 for mnist, validation loss for gpt.",
         "SCORE",
         usual=_OF_MODEL,
     )
@@ -145,32 +145,39 @@ class BenchTrain(Bench):
         (), "Widths of the hidden layers.", "N", usual=_OF_MODEL, limit=at_least(1)
     )
     optimizer: Literal["adagrad", "sgd", "adamw"] | None = option(
-        None, "Which optimizer trains; sgd has momentum 0.9.", usual=_OF_MODEL
+        None, "Optimizer; sgd has momentum 0.9.", usual=_OF_MODEL
     )
     lr: float | None = option(
-        None, "Learning rate, the same for all.", "RATE", usual=RACE_RATES, limit=POSITIVE
+        None,
+        "Learning rate, the same for all contenders.",
+        "RATE",
+        usual=RACE_RATES,
+        limit=POSITIVE,
     )
     evaluate_every: int = option(
         25,
-        "Steps between two looks at the test set, for which the clock stops.",
+        "Steps between two tests, during which the clock stops.",
         "N",
         limit=at_least(1),
     )
     limit_steps: int | None = option(
         None,
-        "Steps after which a training ends without the target.",
+        "Steps after which a training ends even if it has not reached the target.",
         "N",
         usual=_OF_MODEL,
         limit=at_least(1),
     )
     seed: int = option(
         0,
-        "Fixes the initial weights and the order of the images.",
+        "Seed of the initial weights and of the order of the images.",
         "N",
         limit=between(0, 2**31 - 1),
     )
     data: Path | None = option(
-        None, "The folder with the four MNIST idx files, or gpt's text.", "PATH", usual=RACE_PLACES
+        None,
+        "Folder with the four MNIST idx files, or a text file for gpt.",
+        "PATH",
+        usual=RACE_PLACES,
     )
     out: Path = option(
         Path("runs/bench-train"),
@@ -183,10 +190,10 @@ class BenchTrain(Bench):
 class BenchScale(Bench):
     """Measure bytes and time per step against the number of hosts, and model more.
 
-    Compute alone, dense DDP and schemes take turns on networks of each size, like in `bench step`.
-    A model is fitted to all of them, its error against each is told, and it says what to expect of
-    hosts with cores of their own, up to --most of them. The table is printed; a report to open in a
-    browser, a picture and all steps as JSON are written to --out.
+    Compute alone, dense DDP and the schemes take turns on networks of each size, as in `bench
+    step`. A model is fitted to these measurements. The tables show its error on each of them and
+    its prediction for up to --most hosts that do not share cores. The tables are printed; an HTML
+    report, a picture and all steps as JSON are written to --out.
 
     examples:
       sparsewire bench scale
@@ -196,7 +203,9 @@ class BenchScale(Bench):
 
     model: str = option("mnist", _OWN_MODEL, MODELS)
     schemes: tuple[str, ...] = option(
-        SCALE_SCHEMES, "sparsewire's schemes, beside compute alone and dense DDP.", "SCHEME"
+        SCALE_SCHEMES,
+        "sparsewire's schemes, measured beside compute alone and dense DDP.",
+        "SCHEME",
     )
     hosts: tuple[int, ...] = option(
         (2, 4, 6, 8),
@@ -204,19 +213,17 @@ class BenchScale(Bench):
         "N",
         limit=at_least(2),
     )
-    most: int = option(
-        1024, "Number of hosts up to which the model goes.", "N", limit=between(2, 1 << 20)
-    )
+    most: int = option(1024, "Largest number of hosts to model.", "N", limit=between(2, 1 << 20))
     rate: str = option("1gbit", _LINKS, "RATE")
     batch_size: int | None = option(None, _EXAMPLES, "N", usual=_BATCHES, limit=at_least(1))
     rounds: int = option(
         2,
-        "Turns that each of them takes at each number of hosts.",
+        "Turns per contender at each number of hosts.",
         "N",
         limit=at_least(1),
     )
     steps: int = option(
-        8, "Steps measured in a turn; slow ones take fewer.", "N", limit=at_least(2)
+        8, "Steps measured per turn; fewer where they are slow.", "N", limit=at_least(2)
     )
     out: Path = option(
         Path("runs/bench-scale"),

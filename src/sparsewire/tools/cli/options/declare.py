@@ -1,10 +1,10 @@
-"""How a field of a dataclass says what it is on the command line; `parse` reads it there."""
+"""Declare a dataclass field as a command-line option; `parse` reads the declarations."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -14,19 +14,19 @@ MODELS = "{mnist,resnet18,transformer,MODULE:FUNCTION}"
 
 @dataclass(frozen=True)
 class Limit:
-    """Which values an option takes; `words` completes the sentence "it must be …"."""
+    """The values that an option allows; `words` completes the sentence "it must be …"."""
 
     words: str
     holds: Callable[[Any], bool]
 
 
 def at_least(least: float) -> Limit:
-    """Numbers from `least` on."""
+    """Return the limit to numbers of at least `least`."""
     return Limit(f"at least {least}", lambda value: value >= least)
 
 
 def between(low: float, high: float) -> Limit:
-    """Numbers from `low` to `high`, both included."""
+    """Return the limit to numbers from `low` to `high`, both included."""
     return Limit(f"in {low:,} to {high:,}", lambda value: low <= value <= high)
 
 
@@ -42,7 +42,7 @@ class Option:
         help: one or two sentences.
         value: stands for the value in the help.
         usual: what the help says about the default; the default itself if None.
-        limit: which values are taken; of several values, each.
+        limit: which values are allowed; checked for each of several.
         also: other spellings.
         repeated: the option is given once for each value.
         may_be_empty: the option may be given with no value at all.
@@ -60,20 +60,20 @@ class Option:
 
 
 def option(default: T, help: str, value: str | None = None, **more: Any) -> T:
-    """A field that is a flag; the arguments are those of `Option`."""
+    """Declare a field that is a flag; the arguments are those of `Option`."""
     found: T = field(default=default, metadata={"option": Option(help, value, **more)})
     return found
 
 
-def argument(help: str, value: str) -> Any:
-    """A field that is typed without a flag and must be given."""
-    return field(metadata={"option": Option(help, value, positional=True)})
+def argument(help: str, value: str, default: Any = MISSING) -> Any:
+    """Declare a field that is typed without a flag; without a default it must be given."""
+    return field(default=default, metadata={"option": Option(help, value, positional=True)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """What a command that takes long says, and where."""
+    """Options of every command that takes long."""
 
     json: bool = option(False, "Print the result as JSON on standard output.")
-    quiet: bool = option(False, "No progress.")
+    quiet: bool = option(False, "Show no progress.")
     debug: bool = option(False, "Show tracebacks and what the workers print.")

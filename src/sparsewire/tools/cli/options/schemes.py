@@ -10,7 +10,7 @@ from .declare import MODELS, argument, at_least, between, option
 
 @dataclass(frozen=True, kw_only=True)
 class List:
-    """List the families of parts that a scheme is made of, each part with one line.
+    """List the families of parts that make up a scheme, one line for each part.
 
     examples:
       sparsewire list
@@ -22,7 +22,7 @@ class List:
 
 @dataclass(frozen=True, kw_only=True)
 class Explain:
-    """Say what a scheme sends, and how, without training anything.
+    """Show what a scheme sends, and how, without training anything.
 
     examples:
       sparsewire explain "TopK(0.01)" --params 11e6 --workers 8
@@ -48,7 +48,7 @@ class Explain:
     hidden: tuple[int, ...] = option(
         (256, 256), "Widths of the hidden layers of --model mnist.", "N", limit=at_least(1)
     )
-    workers: int = option(8, "How many workers exchange.", "N", limit=at_least(1))
-    communicate: Literal["gradients", "updates"] = option("gradients", "What they exchange.")
+    workers: int = option(8, "Number of workers that exchange.", "N", limit=at_least(1))
+    communicate: Literal["gradients", "updates"] = option("gradients", "What the workers exchange.")
     every: int = option(1, "Local steps between two exchanges of updates.", "H", limit=at_least(1))
     json: bool = option(False, "Print JSON.")

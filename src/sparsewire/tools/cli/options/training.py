@@ -22,12 +22,12 @@ COMPARED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Output):
-    """What `train` and `compare` share: the recipe, and how it is run."""
+    """Options shared by `train` and `compare`: the recipe and how to run it."""
 
     task: Literal["mnist"] = argument("What to train: mnist.", "TASK")
     workers: int = option(
         4,
-        "Local processes to start. Started by torchrun, its number of processes counts instead.",
+        "Local processes to start. Under torchrun, its number of processes is used instead.",
         "N",
         limit=at_least(1),
     )
@@ -40,14 +40,14 @@ class Training(Output):
         0.0, "Momentum of sgd.", "M", limit=Limit("in [0, 1)", lambda value: 0 <= value < 1)
     )
     optimizer: Literal["sgd", "adagrad"] = option(
-        "sgd", "Which optimizer applies the exchanged gradient."
+        "sgd", "Optimizer that applies the exchanged gradient."
     )
     hidden: tuple[int, ...] = option(
         (256, 256), "Widths of the hidden layers.", "N", limit=at_least(1), may_be_empty=True
     )
     seed: int = option(
         0,
-        "Fixes the initial weights and the order of the images.",
+        "Seed of the initial weights and of the order of the images.",
         "N",
         limit=between(0, 2**31 - 1),
     )
@@ -61,10 +61,10 @@ class Training(Output):
     data: Path | None = option(None, "Folder with the four MNIST idx files.", "DIR", usual=PLACES)
     rate: str | None = option(
         None,
-        "Run on a network of its own whose links have this rate, like 1gbit; needs Linux, and root "
-        "or user namespaces.",
+        "Run in a lab whose links have this rate, like 1gbit; needs Linux, and root or user "
+        "namespaces.",
         "RATE",
-        usual="loopback, as fast as it goes",
+        usual="loopback, unshaped",
     )
     port: int | None = option(
         None,
@@ -75,7 +75,7 @@ class Training(Output):
     )
     timeout: float = option(
         60.0,
-        "How long an exchange may take before the run is given up.",
+        "How long an exchange may take before the run is aborted.",
         "SECONDS",
         limit=SECONDS,
     )
@@ -86,7 +86,7 @@ class Train(Training):
     """Train a task with one scheme in real local processes.
 
     Ctrl-C stops all workers after the same step and saves a checkpoint if --checkpoint is given.
-    Started by torchrun, it takes part as that rank instead of starting processes.
+    Under torchrun it runs as one rank and starts no processes.
 
     examples:
       sparsewire train mnist --scheme "TopK(0.01)" --workers 4
@@ -101,7 +101,7 @@ class Train(Training):
         "TopK(0.01)", "How gradients are exchanged; `sparsewire list` names the parts.", "SCHEME"
     )
     metrics: Path | None = option(
-        None, "Write every record of the run to FILE, one JSON object a line.", "FILE", usual=""
+        None, "Write every record of the run to FILE, one JSON object per line.", "FILE", usual=""
     )
     checkpoint: Path | None = option(
         None,
@@ -112,7 +112,7 @@ class Train(Training):
     checkpoint_every: int | None = option(
         None, "Steps between checkpoints.", "N", usual="one epoch", limit=at_least(1)
     )
-    resume: bool = option(False, "Go on from the newest checkpoint in --checkpoint DIR.")
+    resume: bool = option(False, "Resume from the newest checkpoint in --checkpoint DIR.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ class Compare(Training):
     """
 
     schemes: tuple[str, ...] = option(
-        COMPARED, "The schemes; the first is what the others are measured against.", "SCHEME"
+        COMPARED, "Schemes to compare; the first is the baseline for the others.", "SCHEME"
     )
     out: Path = option(
         Path("runs/compare-mnist"),
@@ -137,14 +137,13 @@ class Compare(Training):
 
 @dataclass(frozen=True, kw_only=True)
 class Demo(Output):
-    """See the gain: a training on four hosts with slow links, dense against sparse.
+    """See the gain: train on four hosts with slow links, dense and sparse.
 
-    It is MNIST to 97 % with links of 1 Gbit/s, or a small GPT with AdamW and links of 100 Mbit/s,
-    which learns the source code of Python's standard library.
+    By default a perceptron learns MNIST to 97 % over links of 1 Gbit/s. With --model gpt, a small
+    GPT learns the source code of Python's standard library with AdamW over links of 100 Mbit/s.
 
-    The hosts are network namespaces of this machine, joined by links that slow. That needs Linux,
-    and root or user namespaces; else the workers talk over loopback, and what you see is fewer
-    bytes.
+    The hosts are network namespaces on this machine, which need Linux, and root or user namespaces.
+    Without them the workers use loopback, where sparse training sends fewer bytes but is no faster.
 
     examples:
       sparsewire demo
@@ -153,11 +152,14 @@ class Demo(Output):
     """
 
     model: Literal["mnist", "gpt"] = option(
-        "mnist", "What is trained: a perceptron on MNIST, or a small GPT with AdamW on text."
+        "mnist", "What to train: a perceptron on MNIST, or a small GPT with AdamW on text."
     )
     out: Path = option(
         Path("runs/demo"), "Folder for results.json, report.html, train.png and train.svg.", "DIR"
     )
     data: Path | None = option(
-        None, "The folder with the four MNIST idx files, or gpt's text.", "PATH", usual=RACE_PLACES
+        None,
+        "Folder with the four MNIST idx files, or a text file for gpt.",
+        "PATH",
+        usual=RACE_PLACES,
     )
