@@ -22,13 +22,13 @@ _WORD = 8  # bytes
 
 
 def seal(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state with its format and its digest, which `verify` compares."""
+    """Return the state with its format and digest, which `verify` checks."""
     sealed = {**state, "format": FORMAT}
     return {**sealed, "digest": digest(sealed)}
 
 
 def verify(state: Any) -> None:
-    """Raise unless `seal` returned this, and nothing has changed since."""
+    """Raise unless this is a result of `seal` that has not changed since."""
     if not isinstance(state, Mapping) or not isinstance(state.get("format"), int):
         raise StateError(
             "this is no state of a sparsewire exchange. Pass what state_dict() returned"
@@ -46,7 +46,7 @@ def verify(state: Any) -> None:
 
 
 def digest(state: Mapping[str, Any]) -> str:
-    """Return 128 bits, in hexadecimal, that depend on everything in the state but its digest."""
+    """Return a 128-bit hash of the state without its digest, in hexadecimal."""
     whole = hashlib.blake2b(digest_size=16)
     for part in _parts({key: value for key, value in state.items() if key != "digest"}):
         whole.update(len(part).to_bytes(_WORD, "little") + part)
@@ -54,7 +54,7 @@ def digest(state: Mapping[str, Any]) -> str:
 
 
 def _parts(value: Any) -> Iterator[bytes]:
-    """Yield bytes that identify a value, in an order that no file format changes."""
+    """Yield bytes that identify a value, in an order that does not depend on the file format."""
     if isinstance(value, Tensor):
         yield f"tensor {value.dtype} {tuple(value.shape)} {value.layout}".encode()
         if value.layout == torch.strided and not value.is_meta:
@@ -73,7 +73,7 @@ def _parts(value: Any) -> Iterator[bytes]:
 
 
 def _name(value: object) -> str:
-    """Return the text of a plain value; of other objects, such as an optimizer's own, the type."""
+    """Return a plain value as text. For other objects, such as an optimizer's, return the type."""
     if isinstance(value, (bool, str, bytes)):
         return f"{type(value).__name__} {value!r}"
     if isinstance(value, int):
@@ -82,7 +82,7 @@ def _name(value: object) -> str:
 
 
 def checksum(tensor: Tensor) -> Tensor:
-    """Return 64 bits, on the tensor's device, that change when any bit of the tensor does."""
+    """Return a 64-bit checksum on the tensor's device. It detects any single changed bit."""
     flat = tensor.detach().contiguous().reshape(-1)
     if flat.storage_offset() * flat.itemsize % _WORD:
         flat = flat.clone()

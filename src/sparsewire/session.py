@@ -2,12 +2,12 @@
 
     transaction = session.begin()
     unit = transaction.unit(0, shapes, torch.float32, device)   # fill unit.flat with gradients
-    yield from transaction.exchange(unit)                       # now it holds the mean, or so
-    non_finite = yield from transaction.agree()                 # all ranks find the same
+    yield from transaction.exchange(unit)                       # unit.flat now holds the mean
+    non_finite = yield from transaction.agree()                 # the same result on all ranks
     transaction.commit()                                        # or rollback(), or defer()
 
-`exchange` and `agree` are routines, which a driver of `groups/` carries out; nothing here knows of
-networks or threads. Until a step ends, nothing that is kept has changed.
+`exchange` and `agree` are routines, which a driver in `groups/` carries out. This module contains
+no network or thread code. The state does not change until a step ends.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ from .workspace import Workspace
 
 @dataclass(frozen=True)
 class Topology:
-    """Where a rank stands among those that exchange.
+    """A rank's position in the exchange.
 
     Several ranks on one machine may take part as one: their gradients are averaged inside the
     machine, and the first of them, the leader, exchanges the average with the other leaders.
 
     Arguments:
-        rank: of this rank, or of its machine's leader, among those that exchange.
-        world_size: how many ranks exchange.
-        status_rank: of this rank among those that compare status, if they are not the same ones.
-        local_rank: of this rank on its machine; 0 leads.
-        local_world_size: how many ranks of this machine take part as one.
-        local_dtype: what is added up inside a machine; the gradient's own type if None.
+        rank: The number of this rank, or of its machine's leader, in the exchange.
+        world_size: The number of ranks that exchange.
+        status_rank: This rank's number in the status group, if it differs from `rank`.
+        local_rank: This rank's number on its machine. Rank 0 is the leader.
+        local_world_size: The number of ranks on this machine that take part as one.
+        local_dtype: The type of the sums inside a machine. If None, the gradient's type.
     """
 
     rank: int = 0
@@ -79,7 +79,7 @@ class Topology:
 
 @dataclass
 class Unit:
-    """Parameters that are exchanged together, in one flat tensor."""
+    """The parameters that are exchanged together, in one flat tensor."""
 
     key: Hashable
     exchange: Exchange
@@ -92,16 +92,16 @@ class Unit:
 
 
 class Session:
-    """What one rank keeps while it trains: state, counters, and the step that it is at.
+    """One rank's training session: its state, counters and current step.
 
     Arguments:
-        scheme: what is sent, and how.
-        shapes: of all parameters, by name.
-        topology: which rank this is.
-        skips_unused: see `Exchange`.
-        step: the first one's number.
-        store, counters: to go on with; new ones if not given.
-        before: another session, whose buffers and layouts this one takes over.
+        scheme: The scheme to run.
+        shapes: The shapes of all parameters by name.
+        topology: This rank's position in the exchange.
+        skips_unused: See `Exchange`.
+        step: The number of the first step.
+        store, counters: Existing state and counters to continue with. If None, new ones.
+        before: An earlier session whose buffers and layouts are reused.
     """
 
     def __init__(
@@ -132,13 +132,13 @@ class Session:
         self._buffers: dict[Hashable, Tensor] = {}
 
     def begin(self) -> Transaction:
-        """Begin a step. One that was broken off is forgotten."""
+        """Begin a step, and discard one that was aborted."""
         self.store.discard()
         self.counters.begin_step()
         return Transaction(self)
 
     def undo(self) -> bool:
-        """Take back the last committed step, if the next one has not begun yet."""
+        """Undo the last committed step, if the next one has not begun. Return whether it did."""
         undone = self.store.undo()
         if undone:
             self.steps -= 1
@@ -148,28 +148,27 @@ class Session:
     def find_exchange(
         self, key: Hashable, scheme: Scheme, shapes: Mapping[str, Shape], dtype: torch.dtype
     ) -> Exchange:
-        """Return the exchange of these parameters: that of the last step unless something
-        changed."""
-        names = tuple(shapes)  # their order counts: DDP rebuilds its buckets
+        """Return the exchange of these parameters, reused from the last step if nothing changed."""
+        names = tuple(shapes)  # the order matters: DDP rebuilds its buckets
         last = self._exchanges.get(key)
         if last is not None and (last[0].scheme, last[0].dtype, last[1]) == (scheme, dtype, names):
             return last[0]
         if last is not None:
-            self.work.forget()  # what is kept for the last one is needed no longer
+            self.work.forget()  # its tables belong to the old exchange
         segments = scheme.partition(shapes)
         exchange = Exchange(scheme, segments, self.topology.world_size, dtype, self.skips_unused)
         self._exchanges[key] = exchange, names
         return exchange
 
     def buffer(self, key: Hashable, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return a flat tensor that is kept while its size and type stay the same."""
+        """Return a flat tensor, reused while its size and type stay the same."""
         kept = self._buffers.get(key)
         if kept is None or (kept.numel(), kept.dtype, kept.device) != (size, dtype, device):
             kept = self._buffers[key] = torch.zeros(size, dtype=dtype, device=device)
         return kept
 
     def residual(self, unit: Unit) -> Tensor | None:
-        """Return a unit's residual as one flat tensor, to read; None if this rank keeps none."""
+        """Return a read-only flat view of a unit's residual; None if this rank keeps none."""
         exchange = unit.exchange
         if not self.topology.leads:
             return None
@@ -177,7 +176,7 @@ class Session:
         return self.store.flat(unit.key, RESIDUAL, exchange.segments, kept, device)
 
     def report(self, layers: bool = False) -> Report:
-        """Return running totals; with `layers=True` the norms are also listed by parameter."""
+        """Return running totals. With `layers=True`, include the norms by parameter."""
         squares = self.store.squared_norms()
         return Report.of(
             repr(self.scheme), self.counters, self.topology.world_size, squares, layers
@@ -186,7 +185,7 @@ class Session:
     # -- checkpoints -----------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain values and tensors, which `torch.load(…, weights_only=True)` reads."""
+        """Return the state as plain values and tensors, for `torch.load(…, weights_only=True)`."""
         return {
             "scheme": repr(self.scheme),
             "identity": self.scheme.identity,
@@ -197,9 +196,9 @@ class Session:
         }
 
     def check(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        """Refuse state of another scheme, rank or model, and say which.
+        """Raise unless the state belongs to this scheme, rank and model.
 
-        With `strict=False` the scheme may be another one.
+        With `strict=False` the scheme may differ.
         """
         self.check_scheme(state, strict)
         saved, mine = (state["rank"], state["world_size"]), self.place
@@ -217,7 +216,7 @@ class Session:
         self.store.check(state["memory"])
 
     def check_scheme(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        """Refuse state of another scheme, and what is no state at all, of whichever rank."""
+        """Raise unless this is a state of this scheme, saved by any rank."""
         missing = {"scheme", "identity", "rank", "world_size", "step", "memory"} - state.keys()
         if missing:
             raise StateError(f"the saved state lacks {', '.join(sorted(missing))}")
@@ -235,31 +234,31 @@ class Session:
 
     @property
     def place(self) -> tuple[int, int]:
-        """This rank among all ranks, and how many there are."""
+        """This rank's number among all ranks, and the number of all ranks."""
         t = self.topology
         return t.rank * t.local_world_size + t.local_rank, t.world_size * t.local_world_size
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        """Go on from saved state, checked as a whole before anything changes."""
+        """Resume from saved state. It is checked as a whole before anything changes."""
         self.check(state, strict)
         self.store.load_state_dict(state["memory"])
         self.steps = state["step"]
 
 
 class Transaction:
-    """One step of a session: exchanges, one comparison of status, and one of three ends.
+    """One step of a session: exchanges, a comparison of statuses, then commit, rollback or defer.
 
-    What one rank finds corrupt in a payload is compared with the statuses, so all ranks raise
-    `CorruptMessageError`, and may repeat the step. A header, a status or a leader's note that
-    arrives corrupt raises `ExchangeError` on this rank alone: it cannot know what the others saw,
-    so the group is broken.
+    If one rank receives a corrupt payload, the statuses tell all ranks. They all raise
+    `CorruptMessageError` and may repeat the step. If a header, a status or a leader's message
+    arrives corrupt, only this rank raises `ExchangeError`. It cannot know what the others
+    received, so the group is broken.
     """
 
     def __init__(self, session: Session) -> None:
         self.number = session.steps
         self.scheme = session.scheme.at(self.number)
         self._session = session
-        self._lost: CorruptMessageError | None = None  # by which a machine's gradients are lost
+        self._lost: CorruptMessageError | None = None  # set if a machine's gradients were lost
         self._machine: Machine | None = None
         if session.topology.local_world_size > 1:
             at = session.topology
@@ -276,9 +275,9 @@ class Transaction:
         device: torch.device,
         flat: Tensor | None = None,
     ) -> Unit:
-        """Return the parameters of these shapes as a unit, which is known by `key` in every step.
+        """Return a unit with the parameters of these shapes. `key` identifies it in every step.
 
-        `flat` may be a tensor that holds them one after another; otherwise the session keeps one.
+        `flat` may be a tensor that holds them one after another. If None, the session keeps one.
         """
         session = self._session
         exchange = session.find_exchange(key, self.scheme, shapes, dtype)
@@ -287,7 +286,7 @@ class Transaction:
         return Unit(key, exchange, flat)
 
     def exchange(self, unit: Unit, bucket: int = 0) -> Routine[None]:
-        """Replace the unit's gradients by their mean over all ranks, if nothing is found wrong."""
+        """Replace the unit's gradients by the mean of all messages, unless one is corrupt."""
         exchange, work = unit.exchange, self._session.work
         is_first, rank = not self._calls, self._session.topology.rank
         who = "rank" if self._machine is None else "machine"
@@ -300,7 +299,7 @@ class Transaction:
             return
         if exchange.compares_headers(call, unit.flat.device, work):
             call = replace(call, odd_local=(yield from machine.compare(exchange.header(call))))
-        if not call.odd_local:  # else the leaders, who hear of it, raise on all ranks
+        if not call.odd_local:  # else the leaders' headers make all ranks raise
             yield from machine.average(unit.flat, context)
         mean = unit.flat.view(torch.uint8)
         arrived, _ = yield from machine.follow(self._lead(unit, call), mean, context)
@@ -308,7 +307,7 @@ class Transaction:
         exchange.met(work)
 
     def _lead(self, unit: Unit, call: Call) -> Routine[Tensor]:
-        """Exchange, as a machine's leader, and return the mean as bytes."""
+        """Exchange as a machine's leader, and return the mean as bytes."""
         yield from self._exchange(unit, call)
         return unit.flat.view(torch.uint8)
 
@@ -320,10 +319,10 @@ class Transaction:
         self._findings.append((finding, state))
         session.counters.values += exchange.segments.size
 
-    # -- what goes along with an exchange, after it: its headers say that all ranks take part ------
+    # -- extra messages after an exchange, whose headers have shown that all ranks take part -------
 
     def share(self, payload: Tensor) -> Routine[Tensor]:
-        """Return rank 0's bytes on every rank, or this rank's own if they arrive corrupt."""
+        """Broadcast rank 0's bytes. If they arrive corrupt, return this rank's own payload."""
         context = replace(self._calls[-1][1], purpose=BUFFERS)
         if self._machine is None:
             return (yield from self._share(payload, context))
@@ -339,26 +338,26 @@ class Transaction:
         return torch.where(is_fine, message[: payload.numel()], payload)
 
     def gather(self, payload: Tensor) -> Routine[list[Tensor]]:
-        """Return the bytes of every rank that exchanges."""
+        """Return the payloads of all ranks that exchange."""
         context = replace(self._calls[-1][1], purpose=SAMPLE)
         rows, corruption = yield from gather_checked(payload, context, self._session.topology.rank)
         self._note(corruption)
         return rows
 
     def _note(self, corruption: Tensor) -> None:
-        """Count corruption with what was found in the last exchange."""
+        """Add corruption to the finding of the last exchange, unless it has one already."""
         finding, state = self._findings[-1]
         first = finding.corruption
         corruption = torch.where(first == FINE, corruption, first)
         self._findings[-1] = replace(finding, corruption=corruption), state
 
-    # -- what all ranks found --------------------------------------------------------------------
+    # -- the comparison of statuses --------------------------------------------------------------
 
     def agree(self) -> Routine[NonFinite | None]:
-        """Compare with all ranks what was found in the exchanges of this step.
+        """Compare the findings of this step with those of all ranks.
 
-        Returns None if every gradient holds the mean. Raises `CorruptMessageError`, on all
-        ranks, if any message was corrupt.
+        Returns None if every gradient holds the mean. Raises `CorruptMessageError` on all ranks
+        if any message was corrupt.
         """
         topology, machine = self._session.topology, self._machine
         findings = [finding for finding, _ in self._findings]
@@ -383,16 +382,16 @@ class Transaction:
             raise
 
     def _gather_statuses(self, findings: Sequence[Finding]) -> Routine[Tensor]:
-        """Return the status messages of all ranks that exchange, one after another."""
+        """Return the concatenated status messages of all ranks that exchange."""
         topology = self._session.topology
         rank = topology.rank if topology.status_rank is None else topology.status_rank
         answers = yield all_gather(status_of(findings, rank), group="status")
         return torch.cat(list(answers)).cpu()
 
-    # -- how a step ends -------------------------------------------------------------------------
+    # -- the end of a step -----------------------------------------------------------------------
 
     def commit(self) -> None:
-        """The step took place."""
+        """End the step and keep its state."""
         session = self._session
         session.counters.end_step()
         session.store.commit()
@@ -400,18 +399,18 @@ class Transaction:
         session.counters.steps += 1
 
     def rollback(self) -> None:
-        """The step did not take place: nothing that is kept has changed."""
+        """End the step and leave the state as it was before."""
         self._session.counters.end_step()
         self._session.store.discard()
 
     def defer(self) -> None:
-        """Nothing was sent, but what was to be sent stays in the residual, for the next step.
+        """End the step as if nothing had been sent, and keep its input in the residual.
 
-        For what went in cannot be had again, as with updates that an optimizer has computed. What
-        is not finite is dropped, or it would stay there for good.
+        Use it if the input cannot be computed again, such as an optimizer's updates. If any of it
+        is NaN or infinite, the step is rolled back instead, or it would stay there for good.
 
-        Raises an error on all ranks, and nothing has changed, if what went in arrived corrupt
-        inside a machine, so that it is lost.
+        Raises `ExchangeError` on all ranks, without changing the state, if the input was lost
+        because it arrived corrupt inside a machine.
         """
         if self._lost is not None:
             self.rollback()
@@ -440,8 +439,8 @@ def handshake(
 ) -> Routine[None]:
     """Raise `DisagreementError` on all ranks unless all have the same scheme and parameters.
 
-    `options` is whatever else must be the same for the ranks to stay together. The messages have a
-    fixed size, so that ranks that differ in anything can still compare it.
+    `options` holds all other settings that must be equal on all ranks. The messages have a fixed
+    size, so that ranks can compare them whatever their settings are.
     """
     layout = fingerprint(*(f"{n}:{tuple(p.shape)}:{p.dtype}" for n, p in parameters.items()))
     own = Header(rank, 0, 0, fingerprint(scheme.identity, options), layout, 0)
@@ -449,9 +448,9 @@ def handshake(
 
 
 def _with_code(finding: Finding, code: int) -> Finding:
-    """Return a leader's finding with what was found corrupt inside its machine, if anything.
+    """Return a leader's finding with a corruption code from inside its machine, if there is one.
 
-    Corrupt gradients of the machine say nothing about whether its ranks' own are finite.
+    Then the average is corrupt, so it does not show whether the ranks' gradients are finite.
     """
     if code == FINE:
         return finding

@@ -1,10 +1,9 @@
-"""What one rank keeps from step to step: tensors by parameter name, laid out flat where they are
-used.
+"""The state of one rank: tensors by parameter name, laid out flat for each exchange.
 
-Parts of a scheme declare what they keep as `StateField`s; the store knows nothing else of them.
-Every step is a transaction. It reads the `before` tensors and writes the `after` tensors; `commit`
-swaps the two, and a step that fails never commits. That costs two tensors for each field instead of
-one, and no extra pass over memory.
+The parts of a scheme declare their tensors as `StateField`s, which is all that the store knows of
+them. Every step is a transaction. It reads the `before` tensors and writes the `after` tensors.
+`commit` swaps the two, and a step that fails never commits. That takes two tensors for each field
+instead of one, and no extra pass over memory.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ RESIDUAL = "residual"
 OWNED = "owned"  # the residual of a shard owner
 _OWNED_PREFIX = "owned."
 NUMBERS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-SAMPLE = 1 << 16  # coordinates: 0.4 % off where magnitudes are normally distributed
+SAMPLE = 1 << 16  # coordinates: an error of 0.4 % for normally distributed values
 
 Saved = dict[str, dict[str, Tensor]]  # parameter name -> key of a field -> tensor
 
@@ -96,7 +95,7 @@ def _owner_part(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 class _Column:
     """One field of the parameters that are exchanged together.
 
-    `before` is None if nobody keeps the field, and `after` until a step needs it.
+    `before` is None if the field is not kept. `after` is None until a step needs it.
     """
 
     key: str
@@ -111,12 +110,12 @@ class _Column:
 
 @dataclass
 class StateStore:
-    """All that one rank keeps.
+    """The state of one rank.
 
     Arguments:
-        fields: what the parts of a scheme keep; none means nothing is kept.
-        shapes: of the parameters.
-        rank, world_size: which of the ranks that exchange this is, for fields that are 'owned'.
+        fields: The fields that the parts of the scheme declare. Without any, nothing is kept.
+        shapes: The shapes of the parameters by name.
+        rank, world_size: This rank and the number of ranks that exchange, for 'owned' fields.
     """
 
     fields: Sequence[StateField]
@@ -125,7 +124,7 @@ class StateStore:
     world_size: int = 1
     _columns: dict[tuple[Hashable, str], _Column] = field(default_factory=dict)
     _homes: dict[tuple[str, str], tuple[_Column, ParamSlice]] = field(default_factory=dict)
-    _loaded: Saved = field(default_factory=dict)  # and not laid out yet
+    _loaded: Saved = field(default_factory=dict)  # not laid out yet
     _open: list[_Column] = field(default_factory=list)
     _committed: list[_Column] = field(default_factory=list)
 
@@ -138,9 +137,8 @@ class StateStore:
     ) -> StepState:
         """Return the tensors of one exchange.
 
-        `layout` says which fields are used, by key, and how each lies in its flat tensor. Fields
-        that are not named keep what they hold. Parameters are found by name wherever they were
-        before, because DDP rebuilds its buckets.
+        `layout` maps the key of each field in use to the layout of its flat tensor. Other fields
+        keep their values. Parameters are looked up by name, because DDP rebuilds its buckets.
         """
         self._committed = []
         before, after = {}, {}
@@ -157,9 +155,9 @@ class StateStore:
     def flat(
         self, unit: Hashable, key: str, segments: Segments, dtype: torch.dtype, device: torch.device
     ) -> Tensor | None:
-        """Return a field as the last step left it, laid out as in `open`; None if it is not kept.
+        """Return a field after the last step, laid out as in `open`; None if it is not kept.
 
-        It is the store's own tensor: for reading, until the next step ends.
+        It is the store's own tensor: only read it, and only until the next step ends.
         """
         before = self._column(unit, key, segments, dtype, device).before
         return None if before is None else before[: segments.size]
@@ -175,7 +173,7 @@ class StateStore:
         return column
 
     def _is_home(self, column: _Column) -> bool:
-        """Whether the column's parameters have not moved elsewhere since."""
+        """Return whether all parameters of the column are still in it."""
         return column.before is None or all(
             self._homes[param.name, column.key][0] is column for param in column.params
         )
@@ -196,29 +194,29 @@ class StateStore:
         return column
 
     def commit(self) -> None:
-        """The step took place."""
+        """End the step and keep what it wrote."""
         for column in self._open:
             column.swap()
         self._committed, self._open = self._open, []
 
     def commit_only(self, key: str) -> None:
-        """The step took place for one field, and for the others it did not."""
+        """End the step and keep what it wrote to one field only."""
         self._open = [column for column in self._open if column.key == key]
         self.commit()
 
     def discard(self) -> None:
-        """The step did not take place."""
+        """Drop what the open step wrote."""
         self._open = []
 
     def undo(self) -> bool:
-        """Take back the last committed step, if the next one has not begun yet."""
+        """Undo the last committed step, if the next one has not begun. Return whether it did."""
         undone, self._committed = self._committed, []
         for column in undone:
             column.swap()
         return bool(undone)
 
     def get(self, name: str) -> dict[str, Tensor]:
-        """Return what is kept of one parameter, by key; empty if nothing is yet."""
+        """Return the tensors of one parameter by key; empty if there are none yet."""
         held = dict(self._loaded.get(name, {}))
         for each in self.fields:
             if (name, each.key) in self._homes:
@@ -228,8 +226,10 @@ class StateStore:
         return held
 
     def fork(self) -> StateStore:
-        """Return a store that holds the same and goes its own way: its next step leaves the
-        tensors of this one as they are."""
+        """Return an independent store with the same state, without copying it.
+
+        The next step of the new store leaves the tensors of this one unchanged.
+        """
         columns = {place: replace(column, after=None) for place, column in self._columns.items()}
         forked = {id(self._columns[place]): column for place, column in columns.items()}
         homes = {
@@ -243,18 +243,17 @@ class StateStore:
         )
 
     def release(self) -> None:
-        """Let go of the tensors that the next step would write; it makes new ones."""
+        """Free the tensors that the next step would write to. It allocates new ones."""
         self._committed = []
         for column in self._columns.values():
             column.after = None
 
     def follow_lr(self, factors: Mapping[str, float]) -> None:
-        """Multiply what is still to be applied of these parameters, after a new learning rate."""
+        """Multiply the fields that follow the learning rate, for the given parameters."""
         self._scale(factors, {field.key: 1 for field in self.fields if field.follows_lr})
 
     def follow_loss_scale(self, factor: float) -> None:
-        """Keep all fields in the unit of the gradients, whose scale is `factor` times what it
-        was."""
+        """Rescale all fields after the loss scale was multiplied by `factor`."""
         powers = {field.key: field.loss_scale_power for field in self.fields}
         self._scale(dict.fromkeys(self.shapes, factor), powers)
 
@@ -263,14 +262,14 @@ class StateStore:
             for key, tensor in self.get(name).items():
                 if powers.get(key):
                     tensor.mul_(factor ** powers[key])
-        for column in self._committed:  # and what `undo` would bring back
+        for column in self._committed:  # also the tensors that `undo` would restore
             for param in column.params if column.before is not None else ():
                 if param.name in factors and powers.get(column.key) and column.after is not None:
                     part = column.after[param.start : param.stop]
                     part.mul_(factors[param.name] ** powers[column.key])
 
     def state_dict(self) -> Saved:
-        """Return a copy of all that is saved; what is not there yet counts as zero."""
+        """Return a copy of all persistent fields, with zeros for tensors that do not exist yet."""
         saved: Saved = {}
         for name in self.shapes:
             held = self.get(name)
@@ -290,8 +289,10 @@ class StateStore:
         return (owned(name, math.prod(shape), self.rank, self.world_size),)
 
     def squared_norms(self) -> dict[str, float]:
-        """Return the sum of squares of the residual of each parameter, that of a shard owner
-        included; empty if no residual is kept."""
+        """Return the sum of squares of each parameter's residual; empty if none is kept.
+
+        The residual of a shard owner is included.
+        """
         keys = [field.key for field in self.fields if field.key in (RESIDUAL, OWNED)]
         if not keys:
             return {}
@@ -302,16 +303,16 @@ class StateStore:
             if key in keys
         ]
         squares = dict.fromkeys(self.shapes, 0.0)
-        if rows:  # one wait for the device, whatever the number of parameters
+        if rows:  # waits for the device once, for any number of parameters
             norms = torch.stack([norm for _, norm in rows]).tolist()
             for (name, _), norm in zip(rows, norms, strict=True):
                 squares[name] += norm**2
         return squares
 
     def estimated_norm(self) -> float:
-        """Estimate the norm of the residual from about `SAMPLE` coordinates evenly spaced.
+        """Estimate the norm of the residual from about `SAMPLE` evenly spaced coordinates.
 
-        The residual has no outliers, because they are sent, so a sample serves well.
+        The largest values are sent, so the residual has no outliers and a sample is accurate.
         """
         flats = [
             column.before
@@ -320,13 +321,13 @@ class StateStore:
             and column.before is not None
             and self._is_home(column)
         ]
-        stride = max(1, sum(flat.numel() for flat in flats) // SAMPLE) | 1  # odd: meets all columns
+        stride = max(1, sum(flat.numel() for flat in flats) // SAMPLE) | 1  # odd: hits all columns
         norms = [torch.linalg.vector_norm(flat[::stride], dtype=torch.float64) for flat in flats]
         squares = torch.stack(norms).square().sum().item() if norms else 0.0
         return math.sqrt(stride * squares)
 
     def check(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Refuse state that does not belong to these parameters, and say what does not fit."""
+        """Raise unless the saved state fits these parameters and fields."""
         if not isinstance(saved, Mapping) or not all(
             isinstance(held, Mapping) and all(isinstance(t, Tensor) for t in held.values())
             for held in saved.values()
@@ -349,7 +350,7 @@ class StateStore:
                     f"the saved state of {name} holds what an owner keeps back, and this scheme "
                     f"has no owners: attach with collective=Sharded(), or it would be lost"
                 )
-            # owners that were not there before begin with nothing
+            # an owner without saved state begins with zeros
             if {*keys, *optional} != set(fields):
                 raise StateError(
                     f"the saved state of {name} holds {sorted(map(str, keys))}, and this memory "
@@ -367,7 +368,7 @@ class StateStore:
                 check_numbers(tensor, f"the saved {key} of {name}")
 
     def load_state_dict(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Take over saved state, checked before anything changes."""
+        """Load a copy of saved state. It is checked before anything changes."""
         self.check(saved)
         self.adopt(
             {
@@ -377,7 +378,7 @@ class StateStore:
         )
 
     def adopt(self, held: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Hold these tensors and nothing else, without a copy."""
+        """Replace the state by these tensors, without copying them."""
         self._columns.clear()
         self._homes.clear()
         self._open, self._committed = [], []
@@ -385,7 +386,7 @@ class StateStore:
 
 
 def check_numbers(tensor: Tensor, what: str) -> None:
-    """Refuse a tensor that holds anything but finite real numbers, one beside the other."""
+    """Raise unless a tensor is strided, of floating-point type and finite."""
     if tensor.layout != torch.strided or tensor.is_meta or tensor.dtype not in NUMBERS:
         kind = "on the meta device" if tensor.is_meta else f"{tensor.dtype}, {tensor.layout}"
         raise StateError(
@@ -403,11 +404,11 @@ def resize(
     rank: int,
     world_size: int,
 ) -> Saved:
-    """Return what one of `world_size` ranks goes on with, from what all ranks saved, in order.
+    """Return the state of rank `rank` of `world_size`, from the states of all ranks in order.
 
-    Every field is merged as its `resize` says; if the number of ranks is the same, so is all else.
-    Of residuals nothing is lost: their mean over ranks, plus what owners hold, stays what it was,
-    up to rounding. What has been merged lies on the CPU.
+    Every field is merged by its `resize`. If the number of ranks is the same, nothing changes.
+    No residual is lost: the mean over ranks, plus the residuals of owners, stays the same up to
+    rounding. Merged tensors are on the CPU.
     """
     if not saved or not 0 <= rank < world_size:
         raise StateError(
@@ -424,7 +425,7 @@ def resize(
     for name, shape in shapes.items():
         for each in fields:
             parts = [held[name][each.key].cpu() for held in saved if each.key in held[name]]
-            if not parts:  # not saved at all, or of owners that there were not
+            if not parts:  # not persistent, or there were no owners
                 continue
             if each.extent == "owned":
                 length = math.prod(shape)

@@ -1,7 +1,7 @@
-"""Compare the weights of all ranks every so many steps.
+"""A periodic comparison of the weights of all ranks.
 
-DDP and an exchange keep ranks together only if all of them take the same steps. A rank that steps
-its optimizer under `no_sync`, or calls `backward` once more than the others, drifts away unnoticed.
+DDP and an exchange keep weights equal only if all ranks take the same steps. A rank that steps its
+optimizer under `no_sync`, or calls `backward` more often than the others, drifts away unnoticed.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from ..message import FINE, REASONS, Context, fingerprint, gather_checked
 from ..report import plural
 from ..requests import Routine
 
-_SCHEME = fingerprint("audit")  # in the place of a scheme's
+_SCHEME = fingerprint("audit")  # instead of a scheme's fingerprint
 
 
 class Audit:
     """One rank's part in the comparisons.
 
     Arguments:
-        every: The number of steps between two comparisons; None for none.
+        every: The number of steps between two comparisons. If None, there are no comparisons.
 
     Attributes:
-        optimizer_steps: How often this rank's optimizer has stepped; 0 if it is not known.
+        optimizer_steps: The number of steps that this rank's optimizer took; 0 if unknown.
     """
 
     def __init__(self, every: int | None) -> None:
@@ -43,7 +43,7 @@ class Audit:
         self.optimizer_steps = 0
 
     def is_due(self, step: int) -> bool:
-        """Return whether weights are compared in this step, before it changes them."""
+        """Return whether to compare weights in this step, before it changes them."""
         return self.every is not None and step > 0 and step % self.every == 0
 
     def compare(self, weights: Mapping[str, Tensor], step: int, rank: int) -> Routine[None]:

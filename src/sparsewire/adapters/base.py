@@ -1,4 +1,4 @@
-"""What the objects that `attach` returns have in common: counters, reports and saved state."""
+"""The base class of the objects that `attach` returns: counters, reports and saved state."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Attached(ABC):
 
     @property
     def counters(self) -> Counters:
-        """The running totals that reports are made from.
+        """The running totals behind the reports.
 
         Set `wire.counters.trace = []` to record every stage with its begin and end.
         """
@@ -73,8 +73,8 @@ class Attached(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return the state that this rank must save to resume: plain values and tensors.
 
-        Save it on every rank, beside model and optimizer. An exchange of updates that is under way
-        is waited for. The state holds a digest of its numbers, so that `load_state_dict` notices a
+        Save it on every rank, with the model and the optimizer. If an exchange of updates is under
+        way, this waits for it. The state contains a digest, so that `load_state_dict` detects a
         corrupt file.
         """
         own = self._saved()  # first, since it may wait for an exchange
@@ -133,14 +133,14 @@ class Attached(ABC):
 
     @abstractmethod
     def _saved(self) -> dict[str, Any]:
-        """Return what is saved beside the state of the session."""
+        """Return the state to save in addition to the session's."""
 
     @abstractmethod
     def _load(self, state: Mapping[str, Any], strict: bool) -> None:
-        """Check this rank's state, whose digest is right, and load it."""
+        """Check and load this rank's state, after its digest was verified."""
 
     def _merged(self, states: Sequence[Mapping[str, Any]], strict: bool) -> dict[str, Any]:
-        """Return this rank's state, from the states of another number of ranks.
+        """Return this rank's state, merged from the states of another number of ranks.
 
         Only ranks that exchange have a residual: one rank of each machine.
         """
@@ -211,7 +211,7 @@ def _check_together(states: Sequence[Mapping[str, Any]]) -> None:
 
 @dataclass(frozen=True)
 class Meeting:
-    """The groups of one exchange, and this rank's place in them."""
+    """The groups of one exchange, and this rank's position in them."""
 
     group: Connection | Alone
     hierarchy: Hierarchy | None
@@ -250,7 +250,7 @@ def meet(
     seconds = seconds_of(timeout)
     _check_dtype(intra_node, intra_node_dtype)
     device = next(iter(parameters.values())).device
-    kernels.prepare(device.type)  # before the ranks meet, who would wait for it
+    kernels.prepare(device.type)  # before the ranks meet, or the others would wait
     if alone:
         return Meeting(Alone(), None, Topology())
     group = DistributedGroup(process_group, seconds, device)

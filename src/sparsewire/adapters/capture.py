@@ -1,4 +1,4 @@
-"""CUDA graphs: record work that is the same at every step, and launch it as one."""
+"""CUDA graphs: capture work that is the same at every step, and replay it in one launch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 log = logging.getLogger("sparsewire.capture")
 
-EAGER = 2  # calls before the capture, in which kernels are compiled and tables made
+EAGER = 2  # calls before the capture, to compile kernels and make tables
 
 
 def new_stream(device: torch.device) -> torch.cuda.Stream:
@@ -21,14 +21,14 @@ def new_stream(device: torch.device) -> torch.cuda.Stream:
 class Captured:
     """A function on fixed tensors that is called twice, then captured and replayed.
 
-    Its work must not depend on numbers that change on the host. On a CPU, and if it cannot be
-    captured, it is called every time, with the same result.
+    It must not depend on values that change on the host. On a CPU, or if the capture fails, it is
+    called every time, with the same result.
     """
 
     def __init__(self, function: Callable[[], object], device: torch.device) -> None:
         self._function = function
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._eager = EAGER if device.type == "cuda" else -1  # calls left; -1: for ever
+        self._eager = EAGER if device.type == "cuda" else -1  # calls left; -1: never capture
         self._device = device
 
     @property

@@ -56,12 +56,13 @@ class SparseHookState(Attached):
         follow_lr: If True, rescale the residual when the learning rate changes.
         scaler: The `GradScaler` of the training loop, if there is one. It sees overflows on any
             rank, and the residual follows its scale.
-        on_nonfinite: What NaN or infinity on any rank makes all ranks do: `'raise'`, or `'skip'`
-            the step. With a `scaler`, the scaler decides.
+        on_nonfinite: What all ranks do if any rank has NaN or infinity: `'raise'`, or `'skip'` the
+            step. With a `scaler`, the scaler decides.
         timeout: Seconds, or a `timedelta`, after which a rank that does not answer is an error.
         intra_node: The ranks that share a machine, as for `attach`.
         intra_node_dtype: The type of the sums inside a machine, as for `attach`.
-        audit_every: Compare the weights of all ranks every so many steps; None never does.
+        audit_every: The number of steps between two comparisons of the weights of all ranks. None
+            turns the comparison off.
     """
 
     def __init__(
@@ -105,12 +106,12 @@ class SparseHookState(Attached):
         self.model = weakref.ref(ddp)  # DDP holds the state, so that the state must not hold DDP
         self.process_group = ddp.process_group
         self._pipeline = Pipeline(session, meeting, parameters, scaling, on_nonfinite, audit)
-        # if the model goes without a detach
+        # if the model is deleted without `detach`
         self._last_resort = weakref.finalize(ddp, leave, self._pipeline.thread, meeting)
         alarm = register_optimizer_step_pre_hook(
             _alarm_if_never_called(self._pipeline, parameters.values())
         )
-        weakref.finalize(ddp, alarm.remove)  # all optimizers share it, and it outlives the model
+        weakref.finalize(ddp, alarm.remove)  # a hook of all optimizers, which outlives the model
         self._hooks: list[Any] = [alarm]
         if optimizer is not None:
             skip = _leave_out_dropped_steps(self._pipeline)
@@ -160,7 +161,7 @@ class SparseHookState(Attached):
         self._pipeline.scaling.load(state["scaling"])
 
     def rollback(self) -> None:
-        """Undo the last exchange, for a step that the optimizer did not take after all.
+        """Undo the last exchange, if the optimizer did not take the step.
 
         Call it at most once per step, before the next backward.
         """
@@ -188,8 +189,10 @@ class SparseHookState(Attached):
 
 
 def _alarm_if_never_called(pipeline: Pipeline, parameters: Iterable[Tensor]) -> Any:
-    """A hook of all optimizers that says so if one steps this model and DDP never calls: another
-    module's forward is called, or a wrapper drops hooks silently."""
+    """Return a hook of all optimizers that warns if one steps this model but DDP never called us.
+
+    Either another module's forward is called, or a wrapper drops hooks silently.
+    """
     mine, steps = {id(parameter) for parameter in parameters}, 0
     watched = weakref.ref(pipeline)
 
@@ -216,7 +219,7 @@ def _alarm_if_never_called(pipeline: Pipeline, parameters: Iterable[Tensor]) -> 
 
 
 def _leave_out_dropped_steps(pipeline: Pipeline) -> Any:
-    """An optimizer hook that lets a skipped step move nothing, not even by momentum or decay."""
+    """Return an optimizer hook that drops skipped steps, including momentum and weight decay."""
 
     def before_step(stepping: torch.optim.Optimizer, *_: object) -> None:
         if pipeline.dropped:

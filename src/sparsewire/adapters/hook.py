@@ -1,7 +1,8 @@
-"""The communication hook that DDP calls, and which state it works with.
+"""The communication hook that DDP calls, and the registry of the states it works with.
 
-DDP never lets go of a hook. So ours stays after `detach`, reduces as plain DDP does, and finds the
-state that is attached next. (No postponed annotations here: DDP inspects the hook's signature.)
+A hook cannot be removed from DDP. Ours therefore stays after `detach`, reduces as plain DDP does,
+and uses the state that is attached next. (DDP inspects the hook's signature, so this module has no
+postponed annotations.)
 """
 
 import weakref
@@ -18,7 +19,7 @@ from ..errors import AttachError
 
 
 class Registered(Protocol):
-    """What the hook needs of the state that it was registered with."""
+    """The interface of the state that the hook is registered with."""
 
     @property
     def model(self) -> "weakref.ref[DistributedDataParallel]": ...
@@ -28,7 +29,7 @@ class Registered(Protocol):
 
 
 class HookState(Registered, Protocol):
-    """The state that is at work."""
+    """The interface of an active state."""
 
     def take(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]: ...
 
@@ -63,7 +64,7 @@ def sparse_hook(state: Registered, bucket: GradBucket) -> torch.futures.Future[t
 
 
 def check_is_free(model: DistributedDataParallel) -> None:
-    """Refuse a model that has a state already, or another hook."""
+    """Raise if the model has a state already, or another hook."""
     if model in _active:
         raise AttachError(
             "this model is attached already. Call detach() on what attach() returned first"
@@ -73,12 +74,12 @@ def check_is_free(model: DistributedDataParallel) -> None:
 
 
 def activate(model: DistributedDataParallel, state: HookState) -> None:
-    """Let the hook of this model work with a state from now on."""
+    """Make the hook of this model use a state from now on."""
     _active[model] = state
 
 
 def deactivate(state: HookState) -> bool:
-    """Let the hook reduce as plain DDP does again; returns whether the state was active."""
+    """Make the hook reduce as plain DDP does again. Return whether the state was active."""
     model = state.model()
     if model is None or _active.get(model) is not state:
         return False
@@ -88,14 +89,14 @@ def deactivate(state: HookState) -> bool:
 
 @dataclass
 class _Anchor:
-    """What DDP holds as long as it lives: not a state, whose tensors would stay with it."""
+    """The hook's state in DDP, which DDP never frees. It therefore holds no tensors."""
 
     model: "weakref.ref[DistributedDataParallel]"
     process_group: dist.ProcessGroup
 
 
 def register(model: DistributedDataParallel) -> None:
-    """Register our hook, unless the model has it from before."""
+    """Register our hook, unless the model has it already."""
     try:
         model.register_comm_hook(_Anchor(weakref.ref(model), model.process_group), sparse_hook)
     except RuntimeError as error:

@@ -20,7 +20,7 @@ _ADAPTIVE = ("ada", "rmsprop", "lamb")
 
 
 def search_ddp(model: object) -> DistributedDataParallel | None:
-    """Return the DDP module: the model itself, or inside `torch.compile`, Fabric or a strategy."""
+    """Return the DDP module: the model itself, or the one inside its wrappers; else None."""
     if isinstance(model, (str, Part)):
         raise AttachError(
             f"the arguments of attach() are swapped, since the first is the scheme {model!r}. "

@@ -1,8 +1,8 @@
 """Exchange of updates for any module and any torch optimizer, with DDP or without.
 
-The optimizer steps on the rank's own gradient. After every H-th step its ranks exchange what those
-steps did to the weights, through hooks that torch gives every optimizer. Under DDP a communication
-hook leaves the gradients as they are.
+The optimizer steps on the rank's own gradient. After every H-th step, a hook of the optimizer
+exchanges the changes that these steps made to the weights. Under DDP a communication hook leaves
+the gradients unreduced.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class SparseUpdates(Attached):
         intra_node: The ranks that share a machine, as for `attach`; not together with
             `step_ahead`.
         intra_node_dtype: The type of the sums inside a machine, as for `attach`.
-        audit_every: Compare the shared weights of all ranks every so many exchanges; None never
-            does.
+        audit_every: The number of exchanges between two comparisons of the shared weights of all
+            ranks. None turns the comparison off.
 
     Attributes:
         every: The number of local steps between two exchanges.
@@ -152,7 +152,7 @@ class SparseUpdates(Attached):
         )
         self._rounds = Rounds(self._updates, meeting, delay, on_nonfinite)
         self._stepped: set[int] = set()
-        self._is_resumed = False  # loaded, and no step since
+        self._is_resumed = False  # True from loading until the next step
         self._scaler = scaler
         self._optimizers = [weakref.ref(each) for each in optimizers]
         self._module = weakref.ref(module)
@@ -160,7 +160,7 @@ class SparseUpdates(Attached):
         self._hook_in(module, optimizers)
 
     def _hook_in(self, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Hook into the module, its optimizers and its DDP, and take note that it is attached."""
+        """Hook into the module, its optimizers and its DDP, and register it as attached."""
         shown = Shown(module, self._updates.weights.parameters, self._show, self._adopt)
         self._hooks: list[Any] = [shown]
         for each in optimizers:
@@ -169,7 +169,7 @@ class SparseUpdates(Attached):
         if self._scaler is not None:
             self._hooks.append(WatchedScaler(self._scaler, self._after_scaler))
         thread, meeting = self._rounds.thread, self._rounds.meeting
-        if thread is not None:  # if the model goes without a detach
+        if thread is not None:  # if the model is deleted without `detach`
             self._last_resort = weakref.finalize(module, leave, thread, meeting)
         _attached[module] = self
         ddp = None if self._ddp is None else self._ddp()
@@ -181,7 +181,7 @@ class SparseUpdates(Attached):
                 self.detach()
                 raise
 
-    # -- what DDP needs --------------------------------------------------------------------------
+    # -- the interface of DDP's hook -------------------------------------------------------------
 
     @property
     def model(self) -> weakref.ref[DistributedDataParallel]:
@@ -197,7 +197,7 @@ class SparseUpdates(Attached):
         return model.process_group
 
     def take(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """Leave a bucket's gradients as they are: DDP's communication hook."""
+        """Return a bucket's gradients unreduced; `sparse_hook` calls it."""
         device = self._updates.weights.device
         devices = [device] if device.type != "cpu" else None
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)  # type: ignore[arg-type]
@@ -212,7 +212,7 @@ class SparseUpdates(Attached):
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         self._show(False)
         if self._scaler is not None:
-            return None  # it leaves out what is not finite
+            return None  # the scaler skips non-finite steps
         closure = options.get("closure", arguments[1] if len(arguments) > 1 else None)
         if not callable(closure):
             self._leave_out_bad()
@@ -223,7 +223,7 @@ class SparseUpdates(Attached):
         def checked() -> Any:
             nonlocal is_first
             loss = closure()
-            if is_first:  # where else it looks is the optimizer's own affair
+            if is_first:  # further evaluations, as in a line search, are up to the optimizer
                 self._leave_out_bad()
             is_first = False
             return loss
@@ -233,7 +233,7 @@ class SparseUpdates(Attached):
         return (arguments[0], checked, *arguments[2:]), options
 
     def _leave_out_bad(self) -> None:
-        """Let no optimizer see the gradients if any of them is not finite."""
+        """Hide all gradients from the optimizers if any of them is not finite."""
         parameters = {
             name: p for name, p in self._updates.weights.parameters.items() if p.grad is not None
         }
@@ -242,7 +242,7 @@ class SparseUpdates(Attached):
             return
         found = f"NaN or infinity in the gradient of {bad} at step {self.steps}"
         for parameter in parameters.values():
-            parameter.grad = None  # an optimizer leaves these out, its own state as well
+            parameter.grad = None  # optimizers skip these parameters, and their own state
         if self._on_nonfinite == "skip":
             log.warning("%s; this rank leaves its local step out", found)
             self._session.counters.skipped += 1
@@ -262,13 +262,13 @@ class SparseUpdates(Attached):
             self._rounds.end()
 
     def _after_scaler(self, optimizer: object, has_stepped: bool) -> None:
-        """A GradScaler that leaves a step out on one rank: the others wait for it all the same."""
+        """Count a step that the GradScaler skipped on this rank, because the others wait for it."""
         if not has_stepped and any(each() is optimizer for each in self._optimizers):
             assert isinstance(optimizer, torch.optim.Optimizer)
             self._show(False)
             self._after_step(optimizer)
 
-    # -- which weights the parameters hold -------------------------------------------------------
+    # -- shared and live weights -----------------------------------------------------------------
 
     @contextmanager
     def shared_weights(self) -> Any:
@@ -295,15 +295,15 @@ class SparseUpdates(Attached):
 
     @property
     def _keeps_live(self) -> bool:
-        """Whether the live weights are more than shared ones and residual tell."""
+        """Whether the live weights cannot be computed from the shared weights and the residual."""
         return bool(self.local_step or self._stepped or self.delay)
 
     @torch.no_grad()
     def _adopt(self, names: Sequence[str]) -> None:
-        """The model was loaded: its weights are the shared ones."""
+        """Use the values of loaded parameters as their shared weights."""
         self._updates.weights.adopt(names, keeps_live=self._is_resumed)
 
-    # -- what the user reads and saves -----------------------------------------------------------
+    # -- reports and checkpoints -----------------------------------------------------------------
 
     @property
     def _session(self) -> Session:
@@ -336,7 +336,7 @@ class SparseUpdates(Attached):
         return replace(super().report(layers), every=self.every)
 
     def _saved(self) -> dict[str, Any]:
-        """Wait for an exchange that is under way, whose result is saved."""
+        """Return the state of the updates. If an exchange is under way, wait for its result."""
         mean, ahead, rounds = None, self.step_ahead, self._rounds
         if rounds.is_under_way:
             found, ahead = rounds.result()
@@ -355,7 +355,10 @@ class SparseUpdates(Attached):
         }
 
     def _merged(self, states: Sequence[Mapping[str, Any]], strict: bool) -> dict[str, Any]:
-        """Of a round that began early each rank goes on with another's; all else is shared."""
+        """Return this rank's state, merged from the states of another number of ranks.
+
+        With `delay`, it takes one old rank's live weights. Everything else is equal on all ranks.
+        """
         merged = super()._merged(states, strict)
         saved = [check_saved(each.get("updates"), self._updates) for each in states]
         if any(map(is_between, saved)):
@@ -382,9 +385,9 @@ class SparseUpdates(Attached):
                 "the saved state has an outer optimizer and this model none, or the other way "
                 "round. Attach with the same outer="
             )
-        if self._outer is not None:  # first, since it may refuse
+        if self._outer is not None:  # first, since it may raise
             load_outer(self._outer, saved["outer"])
-        self._rounds.forget()  # nobody else may write to the residual now
+        self._rounds.forget()  # it would write to the residual
         self._session.load_state_dict(state, strict)
         self._show(False)
         weights.load(saved["weights"])
@@ -432,7 +435,7 @@ _attached: weakref.WeakKeyDictionary[nn.Module, SparseUpdates] = weakref.WeakKey
 
 
 def _find_module(model: object) -> tuple[DistributedDataParallel | None, nn.Module]:
-    """Return the DDP module that was given, if it is one, and the module that trains."""
+    """Return the DDP module, if the model is one, and the module that trains."""
     ddp = search_ddp(model)
     module = ddp.module if ddp is not None else model
     if not isinstance(module, nn.Module):
@@ -447,7 +450,7 @@ def _first_bad(parameters: Mapping[str, nn.Parameter]) -> str | None:
     gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None and p.numel()}
     if not gradients:
         return None
-    norms = torch._foreach_norm(list(gradients.values()))  # a fourth of the time of isfinite
+    norms = torch._foreach_norm(list(gradients.values()))  # 4× faster than isfinite
     fine = torch.stack([norm.isfinite() for norm in norms]).tolist()
     for (name, gradient), is_fine in zip(gradients.items(), fine, strict=True):
         if not is_fine and not bool(gradient.isfinite().all()):  # not just too large to square

@@ -1,4 +1,4 @@
-"""Checks of the options of an exchange of updates, before any rank is asked."""
+"""Checks of the options of an exchange of updates, before the ranks communicate."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def check_whole(name: str, value: object, least: int, most: int | None = None) -
 def check_ahead(
     step_ahead: StepAhead | None, scheme: AnyScheme, is_hierarchical: bool
 ) -> StepAhead:
-    """Return λ: measured by default, and 0 without a residual."""
+    """Return λ. By default it is measured, or 0 without a residual."""
     has_residual = bool(scheme.memory.fields) and not is_hierarchical
     if step_ahead is None:
         return "auto" if has_residual else 0.0

@@ -1,8 +1,8 @@
-"""From DDP's buckets to exchanges: one backward pass is one transaction.
+"""The exchange of DDP's buckets: one backward pass is one transaction.
 
-The hook only queues a bucket; the exchange thread (on CUDA with a stream of its own) works on it
-while backward goes on. The buckets of a step complete together, after the last one, and only then
-does the memory change: a step that fails anywhere has changed nothing.
+The hook only queues a bucket. The exchange thread (on CUDA with its own stream) processes it while
+backward continues. The buckets of a step complete together, after the last one, and only then does
+the residual change. A step that fails changes nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GLOBAL = -1  # the unit that holds all buckets
 
 @dataclass
 class _Bucket:
-    """One bucket as DDP handed it over."""
+    """One bucket from DDP."""
 
     index: int
     is_last: bool
@@ -50,7 +50,7 @@ class _Bucket:
 
 @dataclass
 class _Step:
-    """One backward pass: its buckets so far, and what became of it."""
+    """One backward pass: its buckets so far, its transaction and its error."""
 
     buckets: list[_Bucket] = field(default_factory=list)
     transaction: Transaction | None = None  # None until the exchange thread begins
@@ -58,7 +58,7 @@ class _Step:
 
 
 class Pipeline:
-    """Takes one model's buckets and exchanges them by a scheme."""
+    """Exchanges one model's buckets by a scheme."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Pipeline:
         """Queue one bucket; the future completes when the whole step is exchanged."""
         if bucket.index() == 0 or not self.called:
             self._step = _Step()
-            self.dropped = False  # a loop may have left the skipped step out by itself
+            self.dropped = False  # the training loop may have left out the skipped step
         self.called = True
         step = self._step
         event = None
@@ -132,7 +132,7 @@ class Pipeline:
                 if bucket.is_last and step.error is None:
                     self._finish(step, transaction)
             except (DisagreementError, CorruptMessageError, NonFiniteError) as error:
-                # all ranks see these at the same place: the step fails, the group lives on
+                # all ranks raise these at the same point: the step fails, the group stays usable
                 self.session.store.discard()
                 step.error = self.error = error
             if step.error is not None:
@@ -161,8 +161,8 @@ class Pipeline:
     def _unit(self, transaction: Transaction, bucket: _Bucket, is_global: bool) -> Unit:
         """Return the unit that the bucket belongs to.
 
-        It works in the bucket's own buffer, unless that holds other numbers than the exchange
-        needs: part of them, in another type, or in another order.
+        It uses the bucket's own buffer, unless the exchange needs more parameters, another type or
+        another order of the values.
         """
         key = GLOBAL if is_global else bucket.index
         names = tuple(self._dtypes) if is_global else bucket.names
@@ -196,7 +196,7 @@ class Pipeline:
             item.promise.keep(item.buffer)
 
     def _reject(self, step: _Step, number: int, non_finite: NonFinite) -> None:
-        """NaN or infinity somewhere: no rank takes this step."""
+        """Handle a step with NaN or infinity, which no rank takes."""
         found = f"NaN or infinity in the gradient at step {number}: {non_finite}"
         if self.scaling.scaler is not None:
             log.info("%s; left to the GradScaler", found)
@@ -215,7 +215,7 @@ class Pipeline:
             )
 
     def _break(self, error: SparsewireError) -> None:
-        """The group is broken: nobody may wait for it any longer."""
+        """Fail all futures of the step, because the group is broken."""
         self.error = self._step.error = error
         self.session.store.discard()
         for item in list(self._step.buckets):
@@ -223,7 +223,7 @@ class Pipeline:
 
 
 def _pairs(unit: Unit, buckets: Sequence[_Bucket]) -> list[tuple[Tensor, Tensor]]:
-    """Return each gradient of the buckets beside its place in the unit."""
+    """Return pairs of a view of the unit and the gradient that belongs there."""
     views = dict(unit.views())
     return [
         (views[name], gradient)

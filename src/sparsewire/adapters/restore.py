@@ -1,4 +1,4 @@
-"""Checks of the saved state of an exchange of updates, before anything of it is taken over."""
+"""Checks of the saved state of an exchange of updates, before any of it is loaded."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .updates import Updates
 
 
 def load_outer(outer: torch.optim.Optimizer, saved: Any) -> None:
-    """Load an optimizer's state, which it checks before it changes anything."""
+    """Load the outer optimizer's state, which it checks before it changes anything."""
     try:
-        outer.load_state_dict(deepcopy(saved))  # or it would go on training on what was saved
+        outer.load_state_dict(deepcopy(saved))  # or training would change the saved tensors
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise StateError(f"the saved state of the outer optimizer does not fit: {error}") from error
 
 
 def check_saved(saved: Any, updates: Updates) -> Mapping[str, Any]:
-    """Refuse what was not saved by an exchange of this model's updates."""
+    """Raise unless this was saved by an exchange of this model's updates."""
     if saved is None:
         raise StateError(
             "the saved state is of an exchange of gradients. Attach with communicate='gradients'"
@@ -59,11 +59,11 @@ def check_saved(saved: Any, updates: Updates) -> Mapping[str, Any]:
 
 
 def is_between(saved: Mapping[str, Any]) -> bool:
-    """Whether a rank had taken local steps since its round began."""
+    """Return whether the rank had taken local steps since its round began."""
     weights = saved["weights"]
     if saved["local_step"] or "live" not in weights:
         return bool(saved["local_step"])
-    start = weights.get("start", {})  # of a round that begins early
+    start = weights.get("start", {})  # present with delay=1
     return any(
         name not in start or not torch.equal(live.to(start[name].dtype), start[name])
         for name, live in weights["live"].items()

@@ -1,4 +1,4 @@
-"""The exchanges of a model's updates, one for each round, on the exchange thread if any."""
+"""The exchanges of a model's updates, one per round, on the exchange thread if there is one."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Found = tuple[NonFinite | None, float]
 
 
 class Rounds:
-    """Ends one round after another: collects the update, exchanges it, and moves the weights.
+    """Ends rounds: collects the update, exchanges it, and moves the shared weights.
 
     Arguments:
-        updates: what is exchanged.
-        meeting: the ranks that take part.
+        updates: The updates to exchange.
+        meeting: The groups of the exchange.
         delay: 1 if a round's exchange ends with the next round, else 0.
-        on_nonfinite: 'raise' if a round that no rank takes is an error.
+        on_nonfinite: `'raise'` if a round that no rank takes is an error.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Rounds:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether an exchange has begun whose result has not moved the weights yet."""
+        """Whether an exchange has begun whose result is not applied yet."""
         return self._pending is not None
 
     def end(self) -> None:
@@ -71,7 +71,7 @@ class Rounds:
             self._updates.begin()
 
     def result(self) -> Found:
-        """Wait for the exchange under way, and return what it found."""
+        """Wait for the exchange under way, and return its result."""
         assert self._pending is not None
         return self._pending.result()
 
@@ -81,7 +81,7 @@ class Rounds:
             return
         number = self._updates.session.steps
         try:
-            found, ahead = self.result()  # which `_break` finds meanwhile
+            found, ahead = self.result()  # `_break` may fail it in the meantime
         except SparsewireError as error:
             self.error = error
             self._updates.begin()
@@ -99,14 +99,14 @@ class Rounds:
             raise self.error
 
     def forget(self) -> None:
-        """Wait for the exchange under way, if there is one, and leave its result out."""
+        """Wait for the exchange under way, if there is one, and drop its result."""
         if self._pending is not None:
             with suppress(SparsewireError):
                 self.result()
             self._pending = None
 
     def resume(self, found: Found) -> None:
-        """Go on as if an exchange were under way that finds this."""
+        """Continue as if an exchange with this result were under way."""
         self._pending = self._new_pending()
         self._pending.keep(found)
 
@@ -121,7 +121,7 @@ class Rounds:
         return Pending(Environment()) if self.thread is None else self.thread.pending()
 
     def _start(self) -> None:
-        """Let the exchange begin."""
+        """Start the exchange."""
         pending = self._pending = self._new_pending()
         if self.thread is None:
             self._exchange(pending, None)
@@ -137,7 +137,7 @@ class Rounds:
 
     @torch.no_grad()
     def _exchange(self, pending: Pending[Found], ready: torch.cuda.Event | None) -> None:
-        """Run on the exchange thread, if there is one."""
+        """Run the exchange, on the exchange thread if there is one."""
         stream = torch.cuda.stream(self._stream) if self._stream else nullcontext()
         with stream:
             if self._stream is not None and ready is not None:
@@ -146,7 +146,7 @@ class Rounds:
             try:
                 found = drive(routine, self.meeting.driver, self._updates.session.counters)
             except (DisagreementError, CorruptMessageError) as error:
-                # all ranks see these at the same place: the group lives on
+                # all ranks raise these at the same point: the group stays usable
                 pending.fail(error)
                 return
             if self._stream is not None:
@@ -154,7 +154,7 @@ class Rounds:
             pending.keep(found)
 
     def _break(self, error: SparsewireError) -> None:
-        """The group is broken: nobody may wait for it any longer."""
+        """Fail the exchange under way, because the group is broken."""
         self.error = error
         if self._pending is not None:
             self._pending.fail(error)

@@ -1,7 +1,7 @@
 """Rescale the residual when the learning rate or the loss scale changes.
 
-Both change what one unit of gradient means. The residual is multiplied so that it keeps its
-meaning. In an exchange of updates a GradScaler is only watched.
+Both change the scale of gradients, so the residual is multiplied to match. An exchange of updates
+only watches a GradScaler.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..state import StateStore
 
 
 class Scaling:
-    """Follows an optimizer's learning rates and a GradScaler's scale, if they are given."""
+    """Follows an optimizer's learning rates and a GradScaler's scale, if there are any."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Scaling:
         self._scale: float | None = None
 
     def follow(self, store: StateStore) -> None:
-        """Rescale the state, before each step adds a gradient to it."""
+        """Rescale the state, before a step adds a gradient to it."""
         if self._optimizer is not None:
             store.follow_lr(self._rate_changes(self._optimizer))
         if self.scaler is not None:
@@ -43,7 +43,7 @@ class Scaling:
             self._scale = scale
 
     def _rate_changes(self, optimizer: torch.optim.Optimizer) -> dict[str, float]:
-        """Return old rate / new rate of every parameter whose rate changed. 0 is ignored."""
+        """Return old rate / new rate for parameters whose rate changed. Rates of 0 are ignored."""
         changes = {}
         for group in optimizer.param_groups:
             rate = float(group["lr"])
@@ -89,11 +89,11 @@ def _is_unit(value: Any) -> bool:
 
 
 class WatchedScaler:
-    """Watches whether a GradScaler's `step` calls the optimizer's."""
+    """Watches whether a GradScaler's `step` calls the optimizer's `step`."""
 
     def __init__(self, scaler: torch.amp.GradScaler, tell: Any) -> None:
         self._scaler, self._tell = scaler, tell
-        self._plain = scaler.step  # which another model may watch as well
+        self._plain = scaler.step  # another model may watch it as well
         self._watched = self._step
         scaler.step = self._watched  # type: ignore[method-assign]
 

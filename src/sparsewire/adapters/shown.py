@@ -1,4 +1,4 @@
-"""Module hooks that show the shared weights to evaluation and state dicts."""
+"""Module hooks that make evaluation and state dicts use the shared weights."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 
 class Shown:
-    """Lets a forward pass in `eval()` mode, state dicts and loading use the shared weights.
+    """Makes a forward pass in `eval()` mode, state dicts and loading use the shared weights.
 
     Arguments:
         module: The model.
         parameters: The trained parameters by name.
-        show: Called with True to write shared weights into the parameters, with False for live
-            ones.
+        show: Called with True to write the shared weights into the parameters, with False to write
+            the live weights.
         adopt: Called with the names of parameters that were loaded.
     """
 
@@ -31,10 +31,10 @@ class Shown:
         self._hooks: list[Any] = [module.register_forward_pre_hook(self._before_forward)]
 
         def after_saving(part: nn.Module, state: dict[str, Any], prefix: str, _: object) -> None:
-            self._copy(part, state, prefix)  # torch marks this hook, which a method cannot be
+            self._copy(part, state, prefix)  # torch sets an attribute on this hook: no method
 
-        part: Any  # whose hooks have no types
-        for part in module.modules():  # a part's own state dict can be asked for as well
+        part: Any  # torch's state dict hooks are untyped
+        for part in module.modules():  # submodules have state dicts of their own
             if any(id(p) in self._names for p in part.parameters(recurse=False)):
                 self._hooks.append(part.register_state_dict_pre_hook(self._before_saving))
                 self._hooks.append(part.register_state_dict_post_hook(after_saving))
@@ -48,13 +48,13 @@ class Shown:
         self._show(True)
 
     def _copy(self, module: nn.Module, state: dict[str, Any], prefix: str) -> None:
-        """Copy the entries: a state dict holds the parameters, which will change back."""
+        """Copy the entries of a state dict, because the parameters will change back."""
         for name, parameter in module.named_parameters(recurse=False):
             if id(parameter) in self._names and isinstance(state.get(prefix + name), Tensor):
                 state[prefix + name] = state[prefix + name].detach().clone()
 
     def _before_loading(self, module: nn.Module, *_: object) -> None:
-        self._show(True)  # what is not loaded must not be taken for a shared weight
+        self._show(True)  # or live weights that are not loaded would become shared ones
 
     def _after_loading(self, module: nn.Module, _: object) -> None:
         mine = (self._names.get(id(p)) for p in module.parameters(recurse=False))
@@ -65,5 +65,5 @@ class Shown:
             hook.remove()
 
     def __deepcopy__(self, memo: object) -> Shown:
-        """A copy of the model has copies of these hooks, which do nothing."""
+        """Return hooks that do nothing, for a copy of the model."""
         return Shown(nn.Module(), {}, lambda shared: None, lambda names: None)

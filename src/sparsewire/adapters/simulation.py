@@ -1,8 +1,8 @@
-"""Any number of workers on one device, fast enough to train: gradients and state in flat tensors.
+"""A simulation of many workers on one device that is fast enough for training.
 
-The results are those of `simulate`. Nothing waits for the device between steps, and on CUDA the
-exchange of all workers is one captured launch. It therefore uses `Exchange` and not `Session`,
-which compares statuses at the end of every step and waits for the device.
+Gradients and state are flat tensors, and the results equal those of `simulate`. The host does not
+wait for the device between steps, and on CUDA the exchange of all workers is one captured graph.
+It therefore uses `Exchange` and not `Session`, which waits for statuses at the end of every step.
 """
 
 from __future__ import annotations
@@ -28,18 +28,17 @@ from ..state import RESIDUAL, StepState
 from ..workspace import Workspace
 from .capture import Captured
 
-# What is captured repeats the random numbers that are drawn inside it: where Threshold's sample
-# begins, and how QSGD rounds. So on CUDA several exchanges are captured, with numbers of their own,
-# and take turns. Coordinates chosen at random are drawn outside and never repeat.
-# Even, since every exchange also has its own page of the memory to read. Where ranks lead in turn,
-# all of them do.
+# A captured graph repeats its random numbers: the offset of Threshold's sample and the rounding of
+# QSGD. On CUDA, several exchanges with different numbers are therefore captured and take turns.
+# Random coordinates are drawn outside the graph and never repeat. The number is even, since every
+# step swaps the two copies of the state. It grows until every rank has been the leader.
 TURNS = 4
-_ALIGNED = 64  # values: where a worker's gradient begins
+_ALIGNED = 64  # values: the alignment of each worker's gradient
 
 
 @dataclass(frozen=True)
 class Flaw:
-    """A problem at a step: numbers that are not finite (`is_non_finite`), or else a bug."""
+    """A problem at a step: NaN or infinity if `is_non_finite`, else a bug."""
 
     step: int
     what: str
@@ -65,15 +64,15 @@ class Simulation:
         self._phases: list[_Phase] = []
         self.segments = scheme.at(0).partition(shapes)
         size = self.segments.size
-        # side by side, so that one tensor can hold all workers' gradients of a parameter
+        # rows of one tensor, so that a view can hold all workers' gradients of a parameter
         rows = torch.zeros(workers, size + -size % _ALIGNED, device=device)
         self.gradients = list(rows[:, :size])
-        # with its number, as tensors tell it: tables are kept by device
+        # the device of a tensor has an index, and tables are kept by device
         self._scheme, self._shapes, self._device = scheme, shapes, self.gradients[0].device
         full = scheme.at(2**62)
         widest = Exchange(full, full.partition(shapes), workers)
         kept = {field.key for field in scheme.fields}
-        # Every step reads one page of each worker and writes the other.
+        # Every step reads one copy of each worker's state and writes the other.
         self._pages = [
             [
                 {
@@ -86,17 +85,17 @@ class Simulation:
         ]
         self._kept = kept
         self._follows_lr = [field.key for field in scheme.fields if field.follows_lr]
-        # the first finding that was not fine: at which step, corruption, bad parameter
+        # the first problem: its step, the corruption code, the non-finite parameter
         self._found = torch.tensor([0, FINE, FINE], device=device)
 
     @property
     def sent(self) -> float:
-        """The bytes that a worker sends in a step, on average over the steps so far."""
+        """The mean number of bytes that a worker sends in a step, over the steps so far."""
         return self._mean_of([phase.sent for phase in self._phases])
 
     @property
     def received(self) -> float:
-        """The bytes that a worker receives in a step, on average over the steps so far."""
+        """The mean number of bytes that a worker receives in a step, over the steps so far."""
         return self._mean_of([phase.received for phase in self._phases])
 
     def _mean_of(self, measured: Sequence[float]) -> float:
@@ -118,7 +117,7 @@ class Simulation:
 
     @property
     def is_captured(self) -> bool:
-        """Whether an exchange is one captured launch."""
+        """Whether an exchange is one captured graph."""
         return bool(self._phases) and self._phases[-1].is_captured
 
     def residual(self, rank: int) -> Tensor:
@@ -130,13 +129,13 @@ class Simulation:
         return kept[:size]
 
     def scale(self, factor: float) -> None:
-        """Multiply the residuals, after a change of the learning rate, by old rate / new rate."""
+        """Multiply the residuals by old rate / new rate, after the learning rate changed."""
         for page in self._pages[self.step % 2]:
             for key in self._follows_lr:
                 page[key].mul_(factor)
 
     def exchange(self) -> None:
-        """Replace the first worker's gradient by the mean of what they all send."""
+        """Replace the first worker's gradient by the mean of all workers' messages."""
         scheme = self._scheme.at(self.step)
         if not self._phases or self._phases[-1].scheme != scheme:
             for phase in self._phases:
@@ -152,7 +151,7 @@ class _Phase:
     def __init__(self, simulation: Simulation, scheme: Scheme) -> None:
         self.scheme = scheme
         self.steps = 0
-        self.sent = self.received = 0.0  # by a worker in a step; measured in the second one
+        self.sent = self.received = 0.0  # bytes per worker, measured in the second step
         self._simulation = simulation
         workers, device = len(simulation.gradients), simulation._device
         self._segments = scheme.partition(simulation._shapes)
@@ -176,13 +175,13 @@ class _Phase:
         for rank, indices in enumerate(self._drawn):
             indices.copy_(self._draw(rank))
         self.steps += 1
-        if self.steps == 2:  # not the first: that one has the headers in it
+        if self.steps == 2:  # the first step also sends headers
             self._measure()
         else:
             self._turns[step % len(self._turns)]()
 
     def end(self) -> None:
-        """Free what the exchanges keep; the counts stay."""
+        """Free the tensors and graphs of the exchanges, and keep the counts."""
         self._turns.clear()
         self._work.clear()
         self._drawn.clear()
@@ -193,19 +192,19 @@ class _Phase:
         return self.scheme.selector.coordinates(self._segments, draw, whole._device, work)
 
     def _meet(self) -> None:
-        """Exchange, and note problems on the device."""
+        """Exchange, and record problems on the device."""
         all_counters = [Counters() for _ in self._work]
         runs = self._runs(all_counters)
         memory = self.scheme.memory
         if memory.kept_as(torch.float32) == torch.float32 and memory.decay == 1:
             found = self._group.follow(runs, all_counters)
-            # the others end before they would tell what they found in their own gradients
+            # the other routines end before they report their own non-finite gradients
             own = [
                 counters.non_finite for counters in all_counters if counters.non_finite is not None
             ]
             worst = torch.stack([found.non_finite, *own]).amax()
             self._note([replace(found, non_finite=worst)])
-        else:  # memories are rounded, and decay, when all is over
+        else:  # memories round and decay at the end of a routine, so all must finish
             self._note(self._group.drive(runs, all_counters))
 
     def _runs(self, all_counters: Sequence[Counters]) -> list[Routine[Finding]]:
@@ -229,7 +228,7 @@ class _Phase:
         first[0] += (first[1:] == FINE).all()
 
     def _measure(self) -> None:
-        """Exchange as real workers do, statuses included, and note the bytes."""
+        """Exchange as real workers do, with statuses, and record the bytes."""
         all_counters = [Counters() for _ in self._work]
         findings = self._group.drive(self._runs(all_counters), all_counters)
         self._note(findings)
@@ -242,16 +241,16 @@ class _Phase:
 
 
 def _agree(found: Finding, rank: int) -> Routine[None]:
-    """Send what a session would send at the end of a step, to count it."""
+    """Send the status that a session sends at the end of a step, to count its bytes."""
     yield all_gather(status_of([found], rank), group="status")
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class _Drawn(Selector):
-    """Another selector, whose coordinates are drawn in advance into fixed tensors."""
+    """A wrapper for a seeded selector whose coordinates were drawn into fixed tensors."""
 
     selector: Selector
-    drawn: Sequence[Tensor]  # one for all ranks if they share it, else one for each
+    drawn: Sequence[Tensor]  # one tensor for all ranks if they share it, else one per rank
 
     @property
     def coordination(self) -> Coordination:  # type: ignore[override]

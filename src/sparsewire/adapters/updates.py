@@ -1,13 +1,13 @@
 """Exchange updates: the changes that a rank's optimizer made to the weights in the last H steps.
 
-    update = start − live             what the optimizer subtracted since the round began
+    update = start − live             subtracted by the optimizer since the round began
     e ← e + update, send C(e)         with any scheme, as for a gradient
     x ← x − mean(sent)                the same on all ranks
     e ← e − sent
     live ← x − λ·e                    the next round begins
 
-`Updates` is one rank's part in that. It does not depend on a group: drivers carry its requests. A
-round is a step of the session, so errors, headers and counters count rounds.
+`Updates` runs these steps for one rank. It does not depend on a group: drivers carry out its
+requests. A round is a step of the session, so errors, headers and counters count rounds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Updates:
     Arguments:
         session: This rank's state.
         parameters: The trained parameters by name.
-        step_ahead: λ; 'auto' measures the share of the residual that ranks have in common.
+        step_ahead: λ. `'auto'` measures the share of the residual that ranks have in common.
         outer: An optimizer over the same parameters that gets the mean update as its gradient.
         buffers: Tensors that all ranks take from rank 0 at the end of every round.
         is_delayed: If True, the next round begins before this one's exchange has ended.
@@ -62,11 +62,11 @@ class Updates:
         self.weights = Weights(parameters, keeps_start=is_delayed)
         self.is_measured = step_ahead == "auto"
         self.ahead = 0.0 if step_ahead == "auto" else float(step_ahead)
-        self.bad: str | None = None  # a parameter whose gradient was not finite, to tell all ranks
+        self.bad: str | None = None  # a parameter with a non-finite gradient, to tell all ranks
         self._audit = audit or Audit(None)
         self._outer = outer
         self._buffers = [buffer.detach() for buffer in buffers]
-        self.packed: Tensor | None = None  # their bytes, on the way
+        self.packed: Tensor | None = None  # the buffers' bytes, until they are applied
         self._unit = self._make_unit(Transaction(session))
         self._transaction: Transaction | None = None
 
@@ -114,8 +114,8 @@ class Updates:
     def exchange(self) -> Routine[tuple[NonFinite | None, float]]:
         """Replace the update by the mean of all ranks' updates, and end the transaction.
 
-        Returns what was not finite, or None, and the new λ. If anything was not finite, no rank's
-        update counts. A corrupt message raises on all ranks, and the update stays in the residual.
+        Returns the `NonFinite` finding or None, and the new λ. If there is one, no rank's update
+        counts. A corrupt message raises on all ranks, and the update stays in the residual.
         """
         transaction, unit = self._transaction, self._unit
         assert transaction is not None
@@ -158,7 +158,7 @@ class Updates:
         """Begin a round before the exchange of the update that was collected."""
         self.weights.begin_early(self._unit.flat, self.residual, self.ahead)
 
-    # -- how far ahead ---------------------------------------------------------------------------
+    # -- the measurement of λ --------------------------------------------------------------------
 
     def _is_due(self) -> bool:
         """Return whether to compare residuals: every `PERIOD` rounds, more often at first."""
@@ -181,7 +181,7 @@ class Updates:
         rows = torch.stack([a.view(torch.float32) for a in answers]).double()
         squares = rows.square().sum(dim=1).mean()
         share = rows.mean(dim=0).square().sum() / squares
-        return float(share.nan_to_num(0.0, 0.0, 0.0).clamp(max=1.0))  # which rounding may exceed
+        return float(share.nan_to_num(0.0, 0.0, 0.0).clamp(max=1.0))  # rounding may exceed 1
 
     # -- buffers ---------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The two sets of weights of a model: those that all ranks share, and those that a rank trains.
+"""The two sets of weights of a model: the shared weights, and the live weights that a rank trains.
 
 The shared weights x are equal on all ranks to the last bit. A round begins at the live weights
 θ = x − λ·e, where e is the rank's residual: with `step_ahead` λ a rank computes its gradients
@@ -18,7 +18,7 @@ from ..segments import ParamSlice, Segments
 
 
 class Weights:
-    """The shared weights of a model, beside its parameters, which hold the live ones.
+    """The shared weights of a model, whose parameters hold the live weights.
 
     Arguments:
         parameters: The trained parameters by name.
@@ -34,8 +34,8 @@ class Weights:
         self.device = next(iter(parameters.values())).device
         self.shapes = {name: tuple(p.shape) for name, p in parameters.items()}
         self.is_narrow = any(p.dtype != self.dtype for p in parameters.values())
-        self.shows_shared = False  # whether the parameters hold x for the moment
-        self._aside: list[Tensor] | None = None  # the live weights meanwhile
+        self.shows_shared = False  # whether the parameters hold x now
+        self._aside: list[Tensor] | None = None  # the live weights in the meantime
         self._params: tuple[ParamSlice, ...] = ()
         size = sum(p.numel() for p in parameters.values())
         self.shared = torch.empty(size, dtype=self.dtype, device=self.device)
@@ -70,7 +70,7 @@ class Weights:
 
     def begin(self, scratch: Tensor, residual: Tensor | None, ahead: float) -> None:
         """Begin a round at x − λ·e. `scratch` is overwritten, unless the start is kept."""
-        if self._start is None and self.device.type == "cpu":  # which needs no scratch, and is slow
+        if self._start is None and self.device.type == "cpu":  # slow at copies: skip the scratch
             self._write_live(residual, ahead)
             return
         start = scratch if self._start is None else self._start
@@ -91,7 +91,7 @@ class Weights:
         start = self._write_start(self._start, residual, ahead)
         if ahead:
             start.sub_(update, alpha=ahead)
-            # What is not finite will not count, and must not stay in the weights.
+            # A non-finite update will not count, and must not stay in the weights.
             torch.where(start.isfinite(), start, self.shared, out=start)
         self._narrow(start)
         views, live = self._pairs(start)
@@ -112,7 +112,7 @@ class Weights:
         return start
 
     def collect(self, update: Tensor, residual: Tensor | None, ahead: float) -> None:
-        """Write the update: what the optimizer subtracted since the round began."""
+        """Write the update: the weights at the round's start minus the live weights."""
         if self._start is None:
             self._write_start(update, residual, ahead)
         else:
@@ -138,7 +138,7 @@ class Weights:
         if trained is not None:  # a round is under way
             torch._foreach_copy_(live, trained)
 
-    # -- who looks sees the shared weights -------------------------------------------------------
+    # -- switch between shared and live weights --------------------------------------------------
 
     def show_shared(self, keeps_live: bool) -> None:
         """Write x into the parameters. With `keeps_live`, keep θ, which cannot be recomputed."""
@@ -169,7 +169,7 @@ class Weights:
         views = self.values(self.shared)
         for name in names:
             held = self.parameters[name].detach()
-            if not torch.equal(views[name].to(held.dtype), held):  # x may be wider, and known
+            if not torch.equal(views[name].to(held.dtype), held):  # else keep x, which may be wider
                 views[name].copy_(held)
         if not keeps_live:
             self._aside = None
@@ -177,7 +177,7 @@ class Weights:
     # -- checkpoints -----------------------------------------------------------------------------
 
     def save(self, keeps_live: bool) -> dict[str, dict[str, Tensor]]:
-        """Return what the model's own state lacks: x if it is wider, θ, and the round's start."""
+        """Return the weights that the model's state lacks: x if wider, θ, and the round's start."""
         saved = {}
         if self.is_narrow:
             saved["shared"] = self.shared
@@ -206,7 +206,7 @@ class Weights:
 
 
 def check_outer(outer: object, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Raise unless an outer optimizer steps all of the model, and can do so exactly."""
+    """Raise unless an outer optimizer steps all parameters, in sufficient precision."""
     if outer is None:
         return
     if not isinstance(outer, torch.optim.Optimizer):
