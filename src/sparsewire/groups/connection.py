@@ -49,10 +49,10 @@ class Connection:
     """The ranks of a group, connected by a transport.
 
     Arguments:
-        rank, size: this rank, and the number of ranks.
-        liveness: finds out, together with the other ranks, why something failed.
-        device: the device from which messages are sent.
-        transport: carries the messages; not needed by a rank alone.
+        rank, size: This rank, and the number of ranks.
+        liveness: Finds out, together with the other ranks, why something failed.
+        device: The device from which messages are sent.
+        transport: Carries the messages. A rank alone needs none.
     """
 
     def __init__(
@@ -74,8 +74,7 @@ class Connection:
             self._transport = transport
 
     def limited(self, call: Callable[[], Result]) -> Result:
-        """Return what `call` returns, within the deadline: it may wait for a store that never
-        answers.
+        """Return the result of `call` within the deadline, even if its store never answers.
 
         :meta private:
         """
@@ -120,8 +119,8 @@ class Connection:
         return min(common, default=None)
 
     def _forget(self, store: Store) -> None:
-        """Take back what this rank wrote at an earlier meeting: the store would keep it."""
-        with suppress(RuntimeError, NotImplementedError):  # not every store can
+        """Delete this rank's keys of an earlier meeting, which the store would keep."""
+        with suppress(RuntimeError, NotImplementedError):  # not every store can delete
             for what in ("come", "doubles", "pairs"):
                 store.delete_key(f"{what}/{self.rank}")
 

@@ -105,7 +105,7 @@ class DistributedGroup(Connection):
         spares = _spares.setdefault(original, {}).setdefault(self.timeout, {})
         store = store_of(original)
         self._made = self._arrive(part_of(store, self.meeting), spares) or self.meeting
-        for number in _left.pop(original, ()):  # all have come here, so none is still there
+        for number in _left.pop(original, ()):  # all ranks are here, so none still uses these
             self._forget(part_of(store, number))
         double = spares.pop(self._made, None) or self._make_double(original)
         return double, self._transport_of(double)

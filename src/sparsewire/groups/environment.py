@@ -80,7 +80,7 @@ class Environment:
         return Listener(react)
 
     def within(self, seconds: float, call: Callable[[], Result]) -> Result:
-        """Return what `call` returns, or raise TimeoutError after `seconds`.
+        """Return the result of `call`, or raise TimeoutError after `seconds`.
 
         The call runs on a thread of its own. If it takes too long, that thread is abandoned: a call
         to a store whose host is frozen or cut off never returns.
@@ -133,7 +133,7 @@ class Pending(Generic[Result]):
             self._is_there.set()
 
     def result(self, timeout: float | None = None) -> Result:
-        """Wait for the result. Raise TimeoutError after so many seconds."""
+        """Wait for the result. Raise TimeoutError after `timeout` seconds."""
         if not self._is_there.wait(timeout):
             raise TimeoutError(f"no result within {timeout} seconds")
         if self._error is not None:

@@ -38,8 +38,8 @@ class Hierarchy:
     all others go to the leaders.
 
     Arguments:
-        rank, size: the number of this machine, and the number of machines.
-        inside, leaders, everyone: the three groups; `leaders` on a leader only.
+        rank, size: The number of this machine, and the number of machines.
+        inside, leaders, everyone: The three groups. Only leaders have `leaders`.
     """
 
     def __init__(
@@ -86,10 +86,10 @@ class DistributedHierarchy(Hierarchy):
     """A hierarchy over process groups, which all ranks create together.
 
     Arguments:
-        intra_node: the ranks of this machine; see `attach`.
-        dtype: the type of sums inside a machine; the gradient's own type if None.
-        everyone: the group of all ranks, on each of which this must be called.
-        device: the device of the gradients.
+        intra_node: The ranks of this machine; see `attach`.
+        dtype: The type of the sums inside a machine. If None, the gradient's type.
+        everyone: The group of all ranks. All of them must make the hierarchy.
+        device: The device of the gradients.
     """
 
     def __init__(
@@ -187,11 +187,10 @@ def _share_out(mine: list[int], everyone: DistributedGroup) -> list[list[int]]:
 
 
 def _make_groups(nodes: list[list[int]], timeout: float) -> _Pair:
-    """Create the group of this machine's ranks, and that of the ranks at the same place in all
-    machines.
+    """Create the group of this machine's ranks, and the group of ranks with its local rank.
 
-    All ranks create all groups in the same order and belong to equally many, because torch derives
-    the names of groups from that.
+    All ranks create all groups in the same order and belong to the same number of them, because
+    torch derives the names of groups from that.
     """
     limit = datetime.timedelta(seconds=timeout)
     own: list[dist.ProcessGroup] = []

@@ -49,11 +49,11 @@ class Store(Protocol):
         """Wait until all keys exist. Raise RuntimeError after the time-out."""
 
     def delete_key(self, key: str, /) -> bool:
-        """Forget what was written under a key, and return whether it was there."""
+        """Delete a key, and return whether it existed."""
 
 
 class Report(NamedTuple):
-    """What a rank was doing when it was asked."""
+    """A rank's answer to an inquiry: its job, and the time since the job's stage began."""
 
     number: int  # of the job, the same on all ranks
     stage: Stage
@@ -63,7 +63,7 @@ class Report(NamedTuple):
 
     @property
     def place(self) -> tuple[int, int]:
-        """How far the rank has come, for comparison with others."""
+        """The rank's progress, for comparison with others."""
         return self.number, _STAGES.index(self.stage)
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ class Report(NamedTuple):
 
 
 class Progress:
-    """What this rank is doing, and since when.
+    """This rank's progress: the current job, its stage, and the time since it began.
 
     All ranks run the same jobs in the same order: the buckets of a step, or rounds of updates. In
     each job, a rank computes and waits for the others in turn.
@@ -133,7 +133,7 @@ class Progress:
         self._now = number, stage, doing, self._clock()
 
     def report(self) -> Report:
-        """Return what to tell a rank that asks."""
+        """Return the report for a rank that asks."""
         number, stage, doing, since = self._now
         return Report(number, stage, doing, self._clock() - since)
 
@@ -146,9 +146,9 @@ class Liveness:
     for ever. Only `inquire` and `failure` are safe on a thread that others wait for.
 
     Arguments:
-        rank, size: this rank, and the number of ranks.
-        timeout: seconds that an exchange may take.
-        environment: clock and threads; those of the machine, except in tests.
+        rank, size: This rank, and the number of ranks.
+        timeout: The number of seconds that an exchange may take.
+        environment: The clock and the threads. By default, the machine's.
     """
 
     def __init__(
@@ -189,21 +189,20 @@ class Liveness:
                 self._store.set("alarm", f"rank {self._rank}: {cause}"[:500])
 
     def alarmed(self) -> str | None:
-        """Return what another rank reported, if any did."""
+        """Return another rank's alarm, or None."""
         if self._store is None or not self._store.check(["alarm"]):
             return None
         note = bytes(self._store.get("alarm")).decode(errors="replace")
         return None if note.startswith(f"rank {self._rank}:") else note
 
     def answer(self) -> None:
-        """Tell the ranks that ask what this one is doing."""
+        """Write this rank's report for the ranks that ask."""
         if self._store is not None:
             report = self.progress.report()._replace(fault=self.fault)
             self._store.set(f"here/{self._rank}", json.dumps(report))
 
     def inquire(self, cause: str) -> str:
-        """Tell the other ranks what failed here. Return, in words, which ranks are missing or
-        behind.
+        """Tell the other ranks about a failure here. Return a text that names the missing ranks.
 
         Returns within `LIMIT` seconds, even if the store does not answer. A group fails only once,
         so the result of the first inquiry serves all later ones.
@@ -232,7 +231,7 @@ class Liveness:
                 return self.environment.within(LIMIT, ask)
         except TimeoutError:
             pass
-        except Exception as error:  # threads that wait must learn of the failure all the same
+        except Exception as error:  # waiting threads must still learn of the failure
             return f"the other ranks could not be asked: {error}"
         return (
             "the store does not answer: the process that hosts it (often rank 0) is frozen or "
@@ -240,7 +239,7 @@ class Liveness:
         )
 
     def _findings(self, cause: str) -> str:
-        """Return who is missing or behind, and the first report unless it is the cause."""
+        """Return a text that names missing or late ranks, and the first alarm if it adds a cause."""
         try:
             if self.progress.is_first_meeting:
                 late = self._without("come", self._others)
@@ -330,7 +329,7 @@ class Liveness:
         return error
 
     def _hint(self, text: str) -> str:
-        """Return what to change if a rank was only slow."""
+        """Return advice for the case that a rank was only slow."""
         if not any(words in text.lower() for words in ("timed out", "nothing moved")):
             return ""
         return (
@@ -339,12 +338,12 @@ class Liveness:
 
 
 def store_of(group: dist.ProcessGroup) -> TorchStore:
-    """A process group's store, over a connection of its own."""
+    """Return a process group's store, over a new connection."""
     store: Any = dist.distributed_c10d._get_process_group_store(group)
     own: TorchStore = store.clone() if hasattr(store, "clone") else store
     return own
 
 
 def part_of(store: TorchStore, number: int) -> Store:
-    """The part of a store that one meeting uses."""
+    """Return the part of a store that one meeting uses."""
     return PrefixStore(f"sparsewire/{number}", store)

@@ -44,7 +44,7 @@ def _install() -> None:
 
 
 def _leave_to_parent() -> None:
-    """In a forked child, such as a data loader's worker, do not tell the parent of signals."""
+    """Stop reporting signals to the parent, in a forked child such as a data loader's worker."""
     global _ends
     if _ends is None:
         return

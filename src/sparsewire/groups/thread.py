@@ -66,7 +66,7 @@ class Watch:
             return
         self.broken = error
         try:
-            self._on_failure(error)  # first of all: another thread waits for it
+            self._on_failure(error)  # first, because another thread waits for it
         finally:
             self._liveness.give_up(error)
         log.log(level, "%s", error)
@@ -83,7 +83,7 @@ class Watch:
         try:
             note = self._liveness.alarmed()
         except RuntimeError:
-            # no store any more: its host may have finished training before the others
+            # the store is gone: its host may have finished training before the others
             is_stuck = self._liveness.progress.stuck_for > LINGER
             note = "the watcher: the store is out of reach" if is_stuck else None
         if note is not None:
@@ -143,16 +143,15 @@ class Watcher:
             self.watch.check_deadline()
 
     def _listen(self) -> None:
-        """Wait for reports of other ranks in the store, maybe for ever: no thread waits for this
-        one."""
+        """Wait for other ranks' reports in the store. It may block for ever; nobody waits for it."""
         if self._liveness.is_alone:
             return
         while self.broken is None and not self._stop.wait(POLL):
             self.watch.check_reports()
         if self.broken is not None:
             with contextlib.suppress(RuntimeError):
-                self._liveness.alarm(str(self.broken))  # unless that was done
-                self._liveness.answer()  # and no more
+                self._liveness.alarm(str(self.broken))  # unless it was done already
+                self._liveness.answer()  # for the last time
 
 
 class ExchangeThread(Watcher):

@@ -75,7 +75,7 @@ class Transport:
     Arguments:
         group: The process group.
         device: Where messages lie.
-        is_given_up: Returns True once nobody waits for the transport any more.
+        is_given_up: Returns True once no thread waits for the transport any more.
     """
 
     def __init__(

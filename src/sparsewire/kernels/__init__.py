@@ -1,7 +1,7 @@
-"""The inner loops: deposit, choose, withdraw, add up, pack.
+"""The inner loops: accumulate, select, extract, sum, pack.
 
-`reference` says what each function means, in plain torch, on any device. `cpu` (numba) and `cuda`
-(Triton) do the same faster and agree with it bit for bit. `on(device)` chooses.
+`reference` defines each function in plain torch, on any device. `cpu` (numba) and `cuda` (Triton)
+are faster and agree with it bit for bit. `on(device)` chooses.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from ..workspace import Workspace
 
 log = logging.getLogger("sparsewire.kernels")
 
-SWITCH = "SPARSEWIRE_KERNELS"  # "reference" switches the fast ones off
-PATIENCE = 2.0  # seconds until somebody is told what takes so long
+SWITCH = "SPARSEWIRE_KERNELS"  # "reference" turns the fast kernels off
+PATIENCE = 2.0  # seconds of compiling before a warning is logged
 _FAST = {"cpu": ("cpu", "numba", 20), "cuda": ("cuda", "triton", 10)}
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What left a residual.
+    """The entries that were extracted from a residual.
 
     Arguments:
-        indices: ascending inside each segment; `segments.size` is the padding index and fills
-        unused room.
-        values: those at `indices`, then those of the dense segments, in order.
-        squares: for each parameter, about the sum of squares of what was deposited.
-        non_finite: the first parameter that holds NaN or infinity after the deposit, or -1.
-        count: how many indices there are, the filling aside.
+        indices: The selected indices, ascending inside each segment. Unused slots hold the padding
+            index `segments.size`.
+        values: The values at `indices`, then the values of the dense segments, in order.
+        squares: The approximate sum of squares of each parameter's addend.
+        non_finite: The first parameter with NaN or infinity in the sum, or -1.
+        count: The number of indices without padding.
     """
 
     indices: Tensor
@@ -52,13 +52,13 @@ class Selection:
 
 
 class Kernels(Protocol):
-    """What every module of kernels offers.
+    """The protocol of kernel modules.
 
-    A residual is a flat tensor with one spare slot behind its last coordinate, which stays zero.
-    The three that withdraw first set after = before + addend (`before` stays as it is; None counts
-    as zero), then take entries out of `after` and leave zero behind. Nothing here waits for a
-    device, and no size depends on the data. In a rank's workspace kernels keep tables, buffers and
-    guesses from step to step; losing them changes no result.
+    A residual is a flat tensor with one spare slot after its last coordinate, which stays zero.
+    `top_k`, `over_threshold` and `chosen` set after = before + addend (None counts as zero, and
+    `before` does not change), then extract entries: they return them and leave zeros in `after`.
+    No function waits for a device, and no size depends on the data. Tables, buffers and guesses
+    from earlier steps are kept in the rank's workspace. They affect speed only, not results.
     """
 
     def top_k(
@@ -69,7 +69,7 @@ class Kernels(Protocol):
         segments: Segments,
         work: Workspace,
     ) -> Selection:
-        """Withdraw the `count` largest magnitudes of every segment, equal ones from the left."""
+        """Extract the `count` largest magnitudes of every segment; of equal ones, the leftmost."""
 
     def over_threshold(
         self,
@@ -81,10 +81,10 @@ class Kernels(Protocol):
         key: int,
         work: Workspace,
     ) -> Selection:
-        """Withdraw what reaches a threshold found on a strided sample of every segment.
+        """Extract the entries that reach a threshold from a strided sample of every segment.
 
-        More hits than room: the largest of them. Fewer: the padding index behind the hits of all
-        segments.
+        If there are more than the capacity, the largest are extracted. If there are fewer, padding
+        follows the entries of all segments.
         """
 
     def chosen(
@@ -96,17 +96,17 @@ class Kernels(Protocol):
         indices: Tensor,
         work: Workspace,
     ) -> Selection:
-        """Withdraw what lies at `indices`."""
+        """Extract the entries at `indices`."""
 
     def random_k(
         self, segments: Segments, key: int, device: torch.device, work: Workspace
     ) -> Tensor:
-        """`count` coordinates of every segment, all subsets equally likely."""
+        """Draw `count` coordinates of every segment, with equal probability for all subsets."""
 
     def block_random_k(
         self, segments: Segments, key: int, device: torch.device, work: Workspace
     ) -> Tensor:
-        """One run of `count` coordinates of every segment: uniform start, wrapping around."""
+        """Draw one run of `count` coordinates per segment, with a uniform start and wrap-around."""
 
     def block_norms(
         self,
@@ -116,17 +116,18 @@ class Kernels(Protocol):
         block: int,
         work: Workspace,
     ) -> Tensor:
-        """The sum of squares of before + addend in every block of every segment, as float32.
+        """Return the sum of squares of before + addend in every block of every segment in float32.
 
-        Blocks have `block` coordinates and begin where their segment does; the last may be shorter.
+        The first block begins with its segment. Blocks have `block` coordinates; the last block of
+        a segment may be shorter.
         """
 
     def top_blocks(self, norms: Tensor, segments: Segments, block: int, work: Workspace) -> Tensor:
-        """The coordinates of the blocks with the largest norms, equal ones from the left: of every
-        segment as many as hold its `count`. What is not a number counts as infinite.
+        """Return the coordinates of each segment's blocks with the largest norms.
 
-        Every block has `block` slots; the padding index fills those of shorter ones, behind all
-        others.
+        Each segment gets enough blocks for its `count`. Of equal norms, the leftmost are chosen,
+        and NaN counts as infinite. Every block has `block` slots. Padding for shorter blocks comes
+        after all coordinates.
         """
 
     def add_up(
@@ -137,7 +138,7 @@ class Kernels(Protocol):
         segments: Segments,
         work: Workspace,
     ) -> None:
-        """flat = the sum of all messages' (indices, values), each times `share`, in rank order."""
+        """Write the sum of all messages' (indices, values), times `share`, in rank order."""
 
     def put_back(
         self,
@@ -147,54 +148,61 @@ class Kernels(Protocol):
         segments: Segments,
         work: Workspace,
     ) -> None:
-        """Add rounding errors to the entries of a residual that they came from."""
+        """Add rounding errors to the residual, at the entries that caused them."""
 
     def deal(self, indices: Tensor, shards: Shards, work: Workspace) -> tuple[Tensor, Tensor]:
-        """Deal entries out to their owners: for every slot of every owner's part, the place of an
-        entry in the owner's shard, and the number of that entry.
+        """Distribute entries to their owners.
 
-        An owner's slots hold its entries in order, as many of each segment as there is room for.
-        The rest of them holds the owner's padding index, and the number behind that of the last
-        entry.
+        Returns, for every slot of every owner's part, an entry's position in the owner's shard and
+        its number in `indices`. An owner's slots hold its entries in order, up to the capacity of
+        each segment. Unused slots hold the owner's padding index and `len(indices)`.
         """
 
     def collect(self, places: Tensor, owner: int, shards: Shards, work: Workspace) -> Tensor:
-        """The coordinates of places in an owner's shard."""
+        """Return the coordinates of positions in an owner's shard."""
 
     def narrow(self, wide: Tensor, narrow: Tensor, key: int) -> None:
-        """Round float32 to bfloat16 up or down at random, by the share of what would be lost."""
+        """Round float32 to bfloat16 stochastically, so that the expected error is zero."""
 
     def pack(self, values: Tensor, width: int) -> Tensor:
-        """The low `width` bits of integers as bytes; see `bits`."""
+        """Return the low `width` bits of integers as bytes; see `bits`."""
 
     def unpack(self, data: Tensor, count: int, width: int) -> Tensor:
-        """The `count` integers again, as int64."""
+        """Return the `count` packed integers as int64."""
 
     def set_flags(self, positions: Tensor, count: int) -> Tensor:
-        """`count` flags as bytes, those at `positions` set, in any order and however often each is
-        there; positions beyond are left out."""
+        """Return `count` flags as bytes, with those at `positions` set.
+
+        Positions may repeat and come in any order. Positions of at least `count` are ignored.
+        """
 
     def find_flags(self, data: Tensor, count: int) -> Tensor:
-        """Ascending positions of the first `count` flags that are set.
+        """Return the ascending positions of the first `count` flags that are set.
 
-        Where there are fewer, the rest is 8·len(data), the position behind the last flag.
+        If there are fewer, the rest is 8·len(data), the position after the last flag.
         """
 
     def write_ascending(self, indices: Tensor, width: int, segments: Segments) -> Tensor:
-        """`segments.capacity` ascending indices as Elias and Fano write them: the low `width` bits
-        of each, packed, then flags; index number n sets the one at n + (index >> width)."""
+        """Encode `segments.capacity` ascending indices by Elias-Fano.
+
+        The low `width` bits of all indices are packed first. Then follow flags: the n-th index
+        sets flag n + (index >> width).
+        """
 
     def read_ascending(self, data: Tensor, width: int, segments: Segments) -> Tensor:
-        """The indices again, as int64; of corrupt bytes any numbers.
+        """Decode indices as int64. Corrupt bytes give arbitrary numbers.
 
-        If there are more of them than room, the last one is out of range.
+        If there are more indices than the capacity, the last one is out of range.
         """
 
     def checksum(self, data: Tensor, key: int) -> Tensor:
-        """64 bits that change when any bit of `data` (whole words of eight bytes) or `key` does."""
+        """Return a 64-bit checksum of `data` (whole 8-byte words) and `key`.
+
+        It detects any single changed bit.
+        """
 
     def is_ascending(self, indices: Tensor, size: int) -> Tensor:
-        """Whether indices are ascending, unique and in range, padding at the end aside."""
+        """Return whether indices ascend, are unique and in range, except for padding at the end."""
 
     def inspect(
         self,
@@ -205,15 +213,16 @@ class Kernels(Protocol):
         nbytes: int,
         size: int,
     ) -> Tensor:
-        """A row of bools for every message: whether its last eight bytes are the checksum of the
-        others, its indices are ascending, its values are finite, and it has `nbytes`.
+        """Return four bools for every message, one per check.
 
-        They are numbered from `first`, and `randomness.join(key, number)` is the key of a checksum.
+        The checks: its last eight bytes are the checksum of the others, its indices are ascending,
+        its values are finite, and it has `nbytes` bytes. Messages are numbered from `first`, and
+        `randomness.join(key, number)` is the key of a message's checksum.
         """
 
 
 def on(device: torch.device) -> Kernels:
-    """The kernels for tensors on a device: the fastest at hand."""
+    """Return the fastest available kernels for tensors on a device."""
     if os.environ.get(SWITCH, "").lower() == "reference":
         return _module("reference")
     return _fastest(device.type)
@@ -221,7 +230,7 @@ def on(device: torch.device) -> Kernels:
 
 @cache
 def prepare(kind: str) -> None:
-    """Compile what tensors on `kind` of device will need, so that no training step waits for it."""
+    """Compile the kernels for a kind of device, so that no training step waits for it."""
     device = torch.device(kind)
     kernels = on(device)
     start = time.perf_counter()
@@ -270,7 +279,7 @@ def _try_all(kernels: Kernels, device: torch.device) -> None:
 
 
 class _Tenth:
-    """One in ten, for a try."""
+    """A selector of every tenth coordinate, for a trial run."""
 
     def entries(self, length: int) -> int:
         return -(-length // 10)

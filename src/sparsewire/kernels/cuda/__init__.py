@@ -1,9 +1,9 @@
 """The kernels for NVIDIA GPUs, in Triton.
 
-One launch serves all segments; nothing waits for the device, so that a step can be captured in a
-CUDA graph once it has run. What is missing here is looked up in `reference`, and residuals that are
-not float32 are left to it. The launches of `X.py` run the kernels of `X_kernels.py`; those of
-`extract.py` run `accumulate.py`, `sample.py` and `rank.py`.
+One launch covers all segments, and the host never waits for the device, so a step can be captured
+in a CUDA graph once it has run. `reference` provides the functions that are missing here, and
+handles residuals that are not float32. The functions in `X.py` launch the kernels in
+`X_kernels.py`; `extract.py` launches those in `accumulate.py`, `sample.py` and `rank.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Deposits, with a list of what reaches its segment's floor; plain gathers."""
+"""Accumulation, which lists the entries that reach their segment's floor; plain gathers."""
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def accumulate(
     TILE: tl.constexpr,
     STATE: tl.constexpr,
 ):
-    """One tile; see `deposit_tile`. Loads without a mask are 16 bytes wide.
+    """Accumulate one tile; see `deposit_tile`. Unmasked loads are 16 bytes wide.
 
-    Reads before and addend and writes after, once each, and 8 bytes for every entry of the list.
+    Reads before and addend once, and writes after once and 8 bytes for every listed entry.
     """
     tile = tl.program_id(0)
     start = tl.load(tiles + tile * TILE_COLUMNS + TILE_START)
@@ -74,7 +74,7 @@ def list_hits(
     after, here, listed, parts, cursor, list_capacity, limit, tile, inner, bits, total, hits,
     RETRIES: tl.constexpr,
 ):
-    """Write down a tile's part of the list: values and places, ascending."""
+    """Write a tile's part of the list: values and positions, ascending."""
     # fmt: on
     marks = tl.sum(tl.where(hits, 1 << bits[None, :], 0), 1)
     many = popcount(marks)
@@ -83,9 +83,9 @@ def list_hits(
     tl.atomic_add(here + LISTED_COUNT, count.to(tl.int64), sem="relaxed")
     lower = popcount(marks[:, None] & ((1 << bits) - 1)[None, :])
     at = first + (tl.cumsum(many, 0) - many)[:, None] + lower
-    # Scattered stores would first send values and pointers through shared memory. Saying
-    # that four lie side by side, aligned, prevents that; and the mask, of which nothing is
-    # known, prevents that the four are really stored as one.
+    # Scattered stores would first move values and pointers through shared memory. The hint that
+    # four are adjacent and aligned prevents that. The mask, whose contents the compiler does not
+    # know, prevents it from really merging the four stores.
     to = tl.multiple_of(tl.max_contiguous(listed + at, [1, 4]), [1, 16])
     fits = hits & (at >= 0) & (at < limit)  # the cursor may have wrapped around
     tl.store(to, total.to(tl.int32, bitcast=True), mask=fits)
@@ -127,11 +127,11 @@ def deposit_tile(
     TILE: tl.constexpr,
     STATE: tl.constexpr,
 ):
-    """after = before + addend, and out of it what reaches the segment's floor, into the list.
+    """Write after = before + addend, and move entries that reach the segment's floor to the list.
 
-    Most of that is withdrawn in the end, and the rest put back: far fewer scattered writes than
-    withdrawing later. A tile's part of the list is ascending; the parts lie as tiles come.
-    Where a segment is sent densely its values go out and zero stays.
+    Most of them are extracted in the end and the rest is put back, which takes far fewer scattered
+    writes than extracting all of them later. Each tile's part of the list is ascending, but the
+    parts are in any order. Dense segments are written to `values` and leave zeros.
     """
     words = tl.arange(0, TILE // 32)
     bits = tl.arange(0, 32)
@@ -161,7 +161,7 @@ def deposit_tile(
         kept = tl.where(hits, 0.0, total)
     if segment < 0:
         kept = tl.zeros_like(total)
-        to = values + tl.multiple_of(place - start + base, 4) + inner  # see below
+        to = values + tl.multiple_of(place - start + base, 4) + inner  # a hint as in `list_hits`
         if IS_FULL:
             tl.store(to, total)
         else:
@@ -183,8 +183,10 @@ def deposit_tile(
 
 @triton.jit
 def inspect(number, param_tiles, squares, non_finite, param_squares, param_non_finite, param_count):
-    """The sum over the tiles of one parameter; the program behind the last parameter finds the
-    first bad."""
+    """Sum the squares of one parameter's tiles.
+
+    The program after the last parameter finds the first parameter that is not finite.
+    """
     LANES: tl.constexpr = 2048
     lanes = tl.arange(0, LANES)
     if number < param_count:
@@ -225,9 +227,9 @@ def gather(
     param_count,
     BLOCK: tl.constexpr,
 ):
-    """Take the values at `indices` and leave zero; the programs behind those inspect.
+    """Extract the values at `indices`. The programs after those call `inspect`.
 
-    For every index a sector of `after` (32 bytes) is read and written, but neighbours share theirs.
+    Reads and writes a 32-byte sector of `after` for every index; neighbours share a sector.
     """
     block = tl.program_id(0)
     if block >= blocks:
@@ -246,5 +248,5 @@ def gather(
         inside = (at >= 0) & (at < size)
         selection = tl.load(after + at, mask=inside, other=0)
         tl.store(values + lanes, selection, mask=lanes < count)
-        tl.debug_barrier()  # another thread may clear a place than has read it
+        tl.debug_barrier()  # another thread may zero an entry than has read it
         tl.store(after + at, tl.zeros_like(selection), mask=inside)

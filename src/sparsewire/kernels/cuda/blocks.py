@@ -1,4 +1,4 @@
-"""Blocks of the gradient: their norms."""
+"""Norms of blocks of the gradient."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .blocks_kernels import add_squares
 from .extract import is_addable
 from .launch import run
 
-_HELD = 4096  # coordinates of one program
-_LONGEST = 1 << 14  # block that one program can hold
+_HELD = 4096  # coordinates per program
+_LONGEST = 1 << 14  # coordinates of the longest block that fits into one program
 
 
 def block_norms(

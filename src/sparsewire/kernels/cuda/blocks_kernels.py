@@ -20,7 +20,7 @@ def add_squares(
     WIDTH: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """Some blocks; as in `reference`, the second half is added to the first until one is left.
+    """Sum the squares of some blocks by halves, as in `reference`.
 
     Reads before and addend once.
     """

@@ -1,8 +1,8 @@
-"""A tile of sums: in shared memory, into which Triton itself cannot scatter, so PTX does; where
-there is none (in the interpreter, on AMD), in the output itself.
+"""A tile of sums in shared memory, written by inline PTX because Triton cannot scatter into it.
 
-Inline PTX runs once for every thread that holds an element: no tensor here may have fewer elements
-than a program has threads.
+Without PTX (in the interpreter and on AMD), the sums are made in the output itself. Inline PTX runs
+once for every thread that holds an element, so no tensor here may have fewer elements than a
+program has threads.
 """
 # mypy: ignore-errors
 
@@ -16,7 +16,7 @@ from .device import NATIVE
 
 @triton.jit
 def open_cells(out):
-    """Where the sums of a tile are made that belongs at `out`; room for 4096 of them."""
+    """Return the cells for the sums of the tile at `out`, at most 4096."""
     if NATIVE:
         cells = tl.inline_asm_elementwise(
             "{ .shared .align 16 .b8 cells[16384]; mov.u32 $0, cells; }",
@@ -33,7 +33,7 @@ def open_cells(out):
 
 @triton.jit
 def clear_cells(cells, low, high, TILE: tl.constexpr, CHUNK: tl.constexpr):
-    """Zero the cells from `low` to `high`; others do not matter."""
+    """Zero the cells from `low` to `high`, and maybe others."""
     for chunk in range(0, TILE, CHUNK):
         if NATIVE:
             tl.inline_asm_elementwise(
@@ -53,7 +53,7 @@ def clear_cells(cells, low, high, TILE: tl.constexpr, CHUNK: tl.constexpr):
 
 @triton.jit
 def add_to_cells(cells, at, values, goes):
-    """Different places, in any order."""
+    """Add values to different cells, in any order."""
     if NATIVE:
         tl.inline_asm_elementwise(
             """{
@@ -77,7 +77,7 @@ def add_to_cells(cells, at, values, goes):
 
 @triton.jit
 def write_cells(cells, out, low, high, TILE: tl.constexpr, CHUNK: tl.constexpr):
-    """The cells from `low` to `high` to where they belong."""
+    """Write the cells from `low` to `high` to the output."""
     if NATIVE:
         is_simple = (high - low == TILE) & (out.to(tl.int64) % 16 == 0)
         for chunk in range(0, TILE, CHUNK):

@@ -1,4 +1,4 @@
-"""Packed integers, flags, checksums, rounding; `..bits` says what the bytes mean."""
+"""Packed integers, flags, checksums and rounding; `..bits` defines the bytes."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from .device import count_before, mix, one_of, popcount
 
 @triton.jit(do_not_specialize=["count", "groups", "width"])
 def pack_digits(values, out, count, groups, width, BLOCK: tl.constexpr):
-    """One slice (of up to eight bits) of a block of groups (of eight integers)."""
+    """Pack one slice (of up to eight bits) of a block of groups (of eight integers)."""
     group = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     low = tl.program_id(1) * 8
     bits = tl.minimum(8, width - low)
@@ -27,7 +27,7 @@ def pack_digits(values, out, count, groups, width, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["count", "groups", "width", "length"])
 def unpack_digits(data, out, count, groups, width, length, BLOCK: tl.constexpr):
-    """All slices of a block of groups."""
+    """Unpack all slices of a block of groups."""
     group = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     eight = tl.arange(0, 8)
     numbers = tl.zeros([BLOCK, 8], tl.int64)
@@ -61,7 +61,7 @@ def count_flags(data, counts, length, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["length", "count", "blocks"])
 def place_flags(data, counts, out, length, count, blocks, BLOCK: tl.constexpr):
-    """The positions of one block's flags, and its share of the filling behind the last of all."""
+    """Write the positions of one block's flags, and its share of the padding after the last one."""
     block = tl.program_id(0).to(tl.int64)
     before = count_before(counts, 0, block, 1024)
     total = before + count_before(counts, block, blocks, 1024)
@@ -84,7 +84,7 @@ def place_flags(data, counts, out, length, count, blocks, BLOCK: tl.constexpr):
 
 @triton.jit
 def checksum_of(words, at, count):
-    """What some words add to the checksum."""
+    """Return the contribution of some words to the checksum."""
     word = tl.load(words + at, mask=at < count, other=0)
     hashed = mix(word ^ ((at + 1) * -7046029254386353131))
     return tl.sum(tl.where(at < count, hashed, 0))
@@ -105,7 +105,7 @@ def checksum_end(sums, out, key: tl.int64, blocks):
 
 @triton.jit
 def breaks_order(indices, at, count, size):
-    """Which of some indices are out of range, or not greater than the one before."""
+    """Return which indices are out of range, or not greater than the one before."""
     here = tl.load(indices + at, mask=at < count, other=0)
     before = tl.load(indices + at - 1, mask=(at > 0) & (at < count), other=-1)
     is_rising = (here > before) | ((here == size) & (at > 0))
@@ -114,7 +114,7 @@ def breaks_order(indices, at, count, size):
 
 @triton.jit(do_not_specialize=["count", "size"])
 def check_ascending(indices, out, count, size, BLOCK: tl.constexpr):
-    """Write 0 where the order is broken."""
+    """Write 0 to `out` if a block of indices is not in order."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     if tl.max(breaks_order(indices, at, count, size).to(tl.int32)) > 0:
         tl.store(out, 0)
@@ -147,10 +147,10 @@ def inspect_block(
     MESSAGES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A block of one message's words, indices and values: its part of the checksum, and a code.
+    """Check a block of one message: write its contribution to the checksum, and a code.
 
-    Found of a message: the checksum that it says it has, then two numbers for every block. A code
-    is 1 where the order is broken, and 2 more where a value is not finite.
+    A message's row of `found` has the checksum in the message, then the contributions of all
+    blocks, then their codes. Code 1 means broken order, 2 a non-finite value, and 3 both.
     """
     block = tl.program_id(0).to(tl.int64)
     message = tl.program_id(1)
@@ -170,7 +170,7 @@ def inspect_block(
 
 @triton.jit(do_not_specialize=["key", "first", "blocks"])
 def inspect_end(found, fine, key: tl.int64, first, blocks):
-    """What all blocks of one message say."""
+    """Combine the results of all blocks of one message."""
     LANES: tl.constexpr = 1024
     message = tl.program_id(0).to(tl.int64)
     found += message * (2 * blocks + 1)
@@ -189,7 +189,7 @@ def inspect_end(found, fine, key: tl.int64, first, blocks):
 
 @triton.jit(do_not_specialize=["count", "key"])
 def round_at_random(wide, narrow, count, key: tl.int64, BLOCK: tl.constexpr):
-    """Four values share a word, as in `reference`."""
+    """Round stochastically. Four values share a random word, as in `reference`."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     bits = tl.load(wide + at, mask=at < count, other=0).to(tl.int32, bitcast=True)
     chance = ((mix(at // 4 + key) >> (at % 4 * 16)) & 0xFFFF).to(tl.int32)

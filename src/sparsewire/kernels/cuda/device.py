@@ -18,7 +18,7 @@ NATIVE = tl.constexpr(not IS_INTERPRETED and torch.version.hip is None)
 
 @triton.jit
 def popcount(words):
-    """Set bits of every int32."""
+    """Return the number of set bits of every int32."""
     if NATIVE:
         return tl.inline_asm_elementwise(
             "popc.b32 $0, $1;", "=r,r", [words], dtype=tl.int32, is_pure=True, pack=1
@@ -32,13 +32,13 @@ def popcount(words):
 
 @triton.jit
 def magnitude(values):
-    """Absolute float32 values as integers of the same order; what is no number is infinite."""
+    """Return absolute float32 values as integers in the same order. NaN counts as infinite."""
     return tl.minimum(values.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0x7F800000)
 
 
 @triton.jit
 def mix(words):
-    """The twin of `randomness.mix`."""
+    """Compute `randomness.mix`."""
     words = words + -7046029254386353131
     words = (words ^ ((words >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
     words = (words ^ ((words >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
@@ -47,13 +47,13 @@ def mix(words):
 
 @triton.jit
 def below(words, bounds):
-    """The twin of `randomness.below`."""
+    """Compute `randomness.below`."""
     return (words & 0x7FFFFFFFFFFFFFFF) % bounds
 
 
 @triton.jit
 def count_before(counts, first, last, BLOCK: tl.constexpr):
-    """The sum of counts[first:last], without waiting for anyone to scan them."""
+    """Return the sum of counts[first:last], without a separate scan."""
     lanes = tl.arange(0, BLOCK)
     found = tl.zeros([BLOCK], tl.int64)
     for at in range(first, last, BLOCK):
@@ -63,7 +63,7 @@ def count_before(counts, first, last, BLOCK: tl.constexpr):
 
 @triton.jit
 def one_of(rows, number, COUNT: tl.constexpr):
-    """One of several addresses, as an integer."""
+    """Return one of several addresses as an integer."""
     row = rows[0].to(tl.int64)
     for other in tl.static_range(1, COUNT):
         row = tl.where(number == other, rows[other].to(tl.int64), row)

@@ -1,4 +1,4 @@
-"""Random coordinates, drawn in a time that grows with their number."""
+"""Random coordinates, drawn in time proportional to their number."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .draws_kernels import count_drawn, draw_rest, draw_round, write_drawn, writ
 from .launch import run
 from .plan import BLOCK, plan_of
 
-_ROUNDS = 3  # of draws that run in parallel
+_ROUNDS = 3  # rounds of parallel draws
 
 
 def random_k(segments: Segments, key: int, device: torch.device, work: Workspace) -> Tensor:

@@ -1,4 +1,4 @@
-"""Random coordinates of every segment: the draws that `reference` defines, in parallel."""
+"""Random coordinates of every segment: the draws defined by `reference`, in parallel."""
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .device import below, count_before, mix, popcount
 
 @triton.jit
 def draw_marks(bitmap, begin, length, stream, number, takes_part):
-    """Mark the coordinates of some draws; how many of them were not marked before."""
+    """Mark the coordinates of some draws. Return how many were not marked before."""
     at = begin + below(mix(stream + number), length)
     bits = (1 << (at % 32)).to(tl.int32)
     old = tl.atomic_or(bitmap + at // 32, bits, mask=takes_part, sem="relaxed")
@@ -40,7 +40,7 @@ def draw_marks(bitmap, begin, length, stream, number, takes_part):
 
 @triton.jit
 def progress(found, segment, segment_count, wanted, ROUND: tl.constexpr):
-    """How many coordinates are missing in a round, and how many draws were made before it."""
+    """Return how many coordinates a round has yet to draw, and the number of draws before it."""
     missing = wanted
     drawn = tl.zeros_like(wanted)
     for number in tl.static_range(ROUND):
@@ -60,7 +60,7 @@ def draw_round(
     ROUND: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """As many draws of every segment as are missing: one block of them."""
+    """Make one block of a round's draws, as many per segment as are missing."""
     block = tl.program_id(0)
     segment = tl.load(draws + block * DRAW_COLUMNS + DRAW_SEGMENT)
     first = tl.load(draws + block * DRAW_COLUMNS + DRAW_FIRST)
@@ -85,7 +85,7 @@ def draw_rest(
     ROUND: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """All further rounds of one segment."""
+    """Run all further rounds of one segment."""
     segment = tl.program_id(0).to(tl.int64)
     wanted = tl.load(segments + segment * SEGMENT_COLUMNS + SEGMENT_WANTED)
     missing, drawn = progress(found, segment, segment_count, wanted, ROUND)
@@ -104,7 +104,7 @@ def draw_rest(
 
 @triton.jit
 def drawn_words(bitmap, tiles, groups, segments, group, TILE: tl.constexpr, GROUP: tl.constexpr):
-    """A group's words, only the bits of its segment, inverted where those left out were drawn."""
+    """Return a group's words with only its segment's bits, inverted if unchosen ones were drawn."""
     WORDS: tl.constexpr = TILE // 32
     lanes = tl.arange(0, GROUP * WORDS)
     first = tl.load(groups + group * GROUP_COLUMNS + GROUP_TILE)
@@ -144,7 +144,7 @@ def write_drawn(
     TILE: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """The marked coordinates of one group, ascending."""
+    """Write the marked coordinates of one group, ascending."""
     group = tl.program_id(0)
     words, base = drawn_words(bitmap, tiles, groups, segments, group, TILE, GROUP)
     segment = tl.load(groups + group * GROUP_COLUMNS + GROUP_SEGMENT)
@@ -162,7 +162,7 @@ def write_drawn(
 
 @triton.jit(do_not_specialize=["key"])
 def write_runs(segments, draws, indices, key: tl.int64, BLOCK: tl.constexpr):
-    """One run of every segment from a random start, wrapping around: one block of its entries."""
+    """Write one block of a segment's run, which has a random start and wraps around."""
     block = tl.program_id(0)
     segment = tl.load(draws + block * DRAW_COLUMNS + DRAW_SEGMENT)
     place = tl.load(draws + block * DRAW_COLUMNS + DRAW_FIRST) + tl.arange(0, BLOCK)

@@ -1,4 +1,4 @@
-"""Withdrawals: which launches, in which order, on which tables."""
+"""Extraction: the kernel launches, their order and their tables."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .rank import count_over, deposit_again, extract, rank
 from .sample import bisect_sample, rank_sample
 
 _ADDENDS = (torch.float32, torch.bfloat16, torch.float16)
-_BY_LIST = (8, 8, 7)  # bits of what a magnitude has over the floor, digit by digit
-_BY_ALL = (8, 8, 8, 7)  # and of a whole magnitude
+_BY_LIST = (8, 8, 7)  # bits per digit of a magnitude minus the floor
+_BY_ALL = (8, 8, 8, 7)  # bits per digit of a whole magnitude
 _WARPS = 8
-_FEW_WARPS = 4  # of programs that mostly wait
-_WITHDRAWING = {"num_warps": 8, "maxnreg": 64}  # enough where all is listed
+_FEW_WARPS = 4  # for programs that mostly wait for memory
+_WITHDRAWING = {"num_warps": 8, "maxnreg": 64}  # enough registers if all entries are listed
 _BISECTING = {"num_warps": 8, "maxnreg": 40}  # for all segments of a transformer at once
-_LISTING = {"num_warps": 4, "maxnreg": 128}  # enough for whole tiles; the others may spill
+_LISTING = {"num_warps": 4, "maxnreg": 128}  # enough for whole tiles; partial tiles may spill
 
 
 def top_k(
@@ -110,9 +110,9 @@ def chosen(
 
 
 def is_addable(before: Tensor | None, addend: Tensor, segments: Segments) -> bool:
-    """Whether the kernels can add these up."""
+    """Return whether the kernels can add these tensors."""
     return (
-        0 < segments.size < 1 << 32  # what a list of 32-bit places can tell apart
+        0 < segments.size < 1 << 32  # the list has 32-bit positions
         and (before is None or before.dtype == torch.float32)
         and addend.dtype in _ADDENDS
         and addend.is_contiguous()
@@ -126,7 +126,7 @@ def _is_ours(before: Tensor | None, addend: Tensor, after: Tensor, segments: Seg
 def _names(
     before: Tensor | None, addend: Tensor, after: Tensor, plan: Plan, selection: Selection
 ) -> dict[str, Any]:
-    """What the kernels of a withdrawal take, by the names of their parameters."""
+    """Return the arguments of the extraction kernels by parameter name."""
     return {
         "before": after if before is None else before,  # any tensor if there is none
         "addend": addend,
@@ -160,8 +160,8 @@ def _names(
 
 
 def _given(kernel: Any, names: dict[str, Any]) -> Arguments:
-    """Return the arguments of a kernel by name, without its constants, which are in capitals."""
-    parameters = _PARAMETERS.get(id(kernel))  # a kernel's hash is that of its source
+    """Return a kernel's arguments, without its constants, whose names are in capitals."""
+    parameters = _PARAMETERS.get(id(kernel))  # by id, since hashing a kernel hashes its source
     if parameters is None:
         parameters = tuple(name for name in kernel.arg_names if name.islower())
         _PARAMETERS[id(kernel)] = parameters
@@ -174,10 +174,10 @@ _PARAMETERS: dict[int, tuple[str, ...]] = {}
 def _deposited(
     before: Tensor | None, addend: Tensor, after: Tensor, plan: Plan, entries: int, lists: bool
 ) -> tuple[Selection, dict[str, Any]]:
-    """Make room for the entries and run the first pass, which fills in the dense segments' values.
+    """Allocate the selection and run the first pass, which writes the dense segments' values.
 
     Returns:
-        The selection, and the arguments of the passes that follow.
+        The selection, and the arguments of the later passes.
     """
     new = after.new_empty
     selection = Selection(
@@ -214,7 +214,7 @@ def _taken_at(
 
 @dataclass(frozen=True)
 class _Ranking:
-    """The launches after a deposit that find the rank of each segment and withdraw by it."""
+    """The launches after the accumulation, which find each segment's rank and extract by it."""
 
     plan: Plan
     names: dict[str, Any]
@@ -222,7 +222,7 @@ class _Ranking:
     is_sampled: bool
 
     def rank_digits(self, given: Arguments, attempt: int, by_list: int, by_all: int) -> None:
-        """One round; digits are numbered from the top, and there may be none."""
+        """Launch one round. Digits are numbered from the top; numbers out of range mean none."""
         is_inspecting = attempt == 0 and by_list == 0
         inspecting = self.plan.param_count + 1 if is_inspecting else 0
         again(
@@ -264,7 +264,7 @@ class _Ranking:
         )
 
     def extract(self) -> Tensor:
-        """Write indices and values; returns how many there are."""
+        """Write indices and values, and return their number."""
         count: Tensor = self.names["after"].new_empty((), dtype=torch.int64)
         again(
             extract,
@@ -295,7 +295,7 @@ def _ranked(
     entries: int,
     is_sampled: bool,
 ) -> Selection:
-    """Withdraw by rank; see rank.py."""
+    """Extract by rank; see rank.py."""
     if not len(plan.segments):
         nothing = torch.empty(0, dtype=torch.int64, device=after.device)
         return _taken_at(before, addend, after, plan, nothing)

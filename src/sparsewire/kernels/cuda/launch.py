@@ -1,4 +1,4 @@
-"""Launches that cost the host little: Triton's own works out anew each time what it was given."""
+"""Launches with little host overhead: Triton's own launcher inspects all arguments every time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BIG = 1 << 31
 
 
 class Arguments:
-    """Arguments of a kernel, and all of them that its compiled form depends on."""
+    """A kernel's arguments, and the properties that its compiled form depends on."""
 
     def __init__(self, *args: Any) -> None:
         self.args = args
@@ -25,16 +25,16 @@ class Arguments:
 
 
 def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    """Launch a kernel; constants and options by name."""
+    """Launch a kernel. Constants and options are passed by name."""
     again(kernel, grid, Arguments(*args), **options)
 
 
 def again(kernel: Any, grid: tuple[int, ...], given: Arguments, **options: Any) -> None:
-    """Launch a kernel on the device of the first argument, a tensor.
+    """Launch a kernel on the device of its first argument, a tensor.
 
-    A compiled kernel is used again for arguments of the same types and alignment.
+    A compiled kernel is reused for arguments of the same types and alignment.
     """
-    options.setdefault("enable_fp_fusion", False)  # products are rounded before they are added
+    options.setdefault("enable_fp_fusion", False)  # round products before they are added
     if IS_INTERPRETED:
         kernel[grid](*given.args, **options)
         return

@@ -1,4 +1,4 @@
-"""What the kernels need to know of a cut gradient, as tables on the device, kept between steps."""
+"""Tables on the device that describe a partitioned gradient, kept between steps."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from ...segments import Segments
 from ...workspace import Workspace
 from .columns import FLOOR, MARGIN, MISSES, STEPS
 
-TILE = 4096  # coordinates of one program; its tile never crosses a multiple of this
-GROUP = 16  # tiles of one program that only looks at what is listed
+TILE = 4096  # coordinates per program; no tile crosses a multiple of this
+GROUP = 16  # tiles per program in passes over the list
 STATE = 18  # columns of `Plan.state`
-UNKNOWN = 0x7FFFFFFF  # a floor that nothing reaches
-BLOCK = 1024  # entries of one program
-CHUNK = 1024  # coordinates of a tile that a program looks at together, where it looks at all
-LANES = 64  # entries of one tile that a program looks at together
-SPARE = 1 << 12  # room in the list even for the smallest segments
-BINS = 256  # of a histogram
-HELD = 4096  # sampled coordinates that one program can hold
+UNKNOWN = 0x7FFFFFFF  # a floor above all magnitudes
+BLOCK = 1024  # entries per program
+CHUNK = 1024  # coordinates processed together in passes over whole tiles
+LANES = 64  # entries of one tile processed together in passes over the list
+SPARE = 1 << 12  # extra entries of the list, for small segments
+BINS = 256  # bins of a histogram
+HELD = 4096  # the largest sample, in coordinates, that fits into one program
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Tables, and buffers that one call leaves clean for the next, on one stream at a time.
+    """Tables, and buffers that every call resets for the next one. Use it on one stream at a time.
 
     `columns` names the columns of the tables.
 
     Arguments:
-        tiles: runs of coordinates within one parameter and one segment.
-        groups: neighbouring tiles of one segment, for programs that only look at what is listed.
-        segments: a row for every segment.
-        params: the first tile of every parameter, and of the one behind the last.
-        draws: segment and first number of every block of entries.
-        dense: the numbers of the tiles that are sent densely.
-        state: what is known of every segment's k-th magnitude; see rank.py.
-        histograms: one for every segment.
+        tiles: Runs of coordinates within one parameter and one segment.
+        groups: Neighbouring tiles of one segment, for passes over the list.
+        segments: A row for every segment.
+        params: The first tile of every parameter, then the number of tiles.
+        draws: The segment and first entry of every block of entries.
+        dense: The numbers of the tiles that are sent densely.
+        state: The state of the search for every segment's k-th magnitude; see rank.py.
+        histograms: A histogram for every segment.
     """
 
     device: torch.device
@@ -59,10 +59,10 @@ class Plan:
     state: Tensor
     histograms: Tensor
     list_capacity: int
-    listed: Tensor  # what reaches its floor: values (of both deposits), then places in the tile
-    parts: Tensor  # of every tile: first in the list, length
-    cursor: Tensor  # where the list of each deposit ends
-    tile_counts: Tensor  # over the cut, equal to it
+    listed: Tensor  # entries that reach their floor: values of both passes, then positions in tiles
+    parts: Tensor  # each tile's part of the list: first entry, length
+    cursor: Tensor  # the end of the list of each accumulation pass
+    tile_counts: Tensor  # numbers of magnitudes over the cut, and equal to it
     group_counts: Tensor
     squares: Tensor
     non_finite: Tensor
@@ -75,20 +75,20 @@ class Plan:
 
     @property
     def tally(self) -> Tensor:
-        """Of every segment: guesses that missed, and steps."""
+        """The numbers of missed guesses and of steps, for every segment."""
         return self.state[:, MISSES.value : STEPS.value + 1]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Tables of a sample, and buffers that one call leaves clean for the next.
+    """Tables of a sample, and buffers that every call resets for the next one.
 
     Arguments:
-        rows: stride of every segment, how many to keep of the shorter and the longer sample, and
-            how long that is.
-        small: the segments whose sample one program can hold.
-        blocks: of all others: segment, first number in its sample, blocks of it.
-        seen: the magnitudes of those, block by block.
+        rows: Each segment's stride, the number of coordinates to keep of the shorter and of the
+            longer sample, and the length of the longer one.
+        small: The segments whose sample fits into one program.
+        blocks: For the other samples: segment, first number, and number of blocks of the sample.
+        seen: The magnitudes in these samples, block by block.
     """
 
     rows: Tensor
@@ -98,15 +98,15 @@ class Sample:
 
 
 def plan_of(segments: Segments, device: torch.device, work: Workspace) -> Plan:
-    """The plan of a cut gradient, made once."""
-    index: int | None = device.index  # torch says it is always there
+    """Return the plan of a partitioned gradient, which is made once."""
+    index: int | None = device.index  # torch's annotation lacks None
     if device.type == "cuda" and index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     return work.kept(segments, ("cuda", device), lambda: _plan(segments, device))
 
 
 def sample_of(segments: Segments, plan: Plan, sample: int) -> Sample:
-    """The tables of a sample, made once."""
+    """Return the tables of a sample, which are made once."""
     if sample not in plan.samples:
         rows, small, blocks = [], [], []
         for number, stride in enumerate(segments.strides(sample)):
@@ -193,7 +193,7 @@ def _plan(segments: Segments, device: torch.device) -> Plan:
 
 
 def _tiles(segments: Segments) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Rows of `Plan.tiles`, which begin with parameters, segments and multiples of TILE."""
+    """Return `Plan.tiles`. A tile begins at each parameter, segment and multiple of TILE."""
     marks = {segment.start: (number, 0) for number, segment in enumerate(segments.sparse)}
     place = 0
     for segment in segments.dense:

@@ -1,17 +1,17 @@
-"""The k-th magnitude of every segment, exactly, and the withdrawal of all that reach it.
+"""The exact k-th magnitude of every segment, and the extraction of all entries that reach it.
 
-A deposit lists what reaches a floor guessed from the step before. Rounds over the list find the
-k-th magnitude, digit by digit from a histogram, if it lies at most 2^23 above the floor (as
+The accumulation lists entries that reach a floor, a guess from the last step. Rounds over the list
+find the k-th magnitude digit by digit from histograms, if it is at most 2^23 above the floor (as
 integers; a factor of at least 1.75). If not, the guess was missed: a sample gives another floor,
-and the segment is deposited again. If that fails too (too many magnitudes are equal), what was
-listed is put back, and rounds over all of the segment follow. All this is always launched and
-leaves at once where it is not needed, so that the host never waits.
+and the segment is accumulated again. If that fails too, because too many magnitudes are equal, the
+listed entries are put back and rounds over the whole segment follow. All kernels are always
+launched, and return at once where they are not needed, so the host never waits.
 
-Where sample.py found a threshold, that is the floor, and a rank is only sought where there is no
-room for all that reach it.
+If sample.py found a threshold, it is the floor, and the rank is needed only if more entries reach
+the threshold than the capacity.
 """
 # mypy: ignore-errors
-# ruff: noqa: SIM102 (what is known at compile time is asked apart)
+# ruff: noqa: SIM102 (compile-time conditions are tested separately)
 
 from __future__ import annotations
 
@@ -61,22 +61,23 @@ from .columns import (
 )
 from .device import below, count_before, magnitude, mix
 
-LISTED = tl.constexpr(0)  # paths: by what the deposit listed;
-RETRIED = tl.constexpr(1)  # by what a second one listed;
-SETTLED = tl.constexpr(2)  # all that is listed;
-COUNTED = tl.constexpr(3)  # likewise, and by tile it is known how many that are;
-ALL = tl.constexpr(4)  # by all of the segment;
-ZERO = tl.constexpr(5)  # zero it is: all else is listed and does not fill the rank
+# values of PATH: how a segment's rank is found
+LISTED = tl.constexpr(0)  # from the list of the first accumulation
+RETRIED = tl.constexpr(1)  # from the list of the second accumulation
+SETTLED = tl.constexpr(2)  # not needed: all listed entries are extracted
+COUNTED = tl.constexpr(3)  # as SETTLED, and the counts of all tiles are known
+ALL = tl.constexpr(4)  # from the whole segment
+ZERO = tl.constexpr(5)  # it is zero: all nonzero entries are listed and fewer than k
 
-REACH = tl.constexpr(23)  # bits above the floor
+REACH = tl.constexpr(23)  # bits of the largest distance from the floor
 UNLIMITED = tl.constexpr(1 << 40)
 BINS = tl.constexpr(256)
-PROBES = tl.constexpr(4096)  # sampled for a floor
+PROBES = tl.constexpr(4096)  # the size of the sample for a floor
 
 
 @triton.jit
 def parts_of(parts, tiles, first, count, TILE: tl.constexpr, GROUP: tl.constexpr):
-    """Where the parts of a group's tiles begin in the list, their lengths, and the tiles' bases."""
+    """Return the starts and lengths of a group's parts of the list, and the bases of its tiles."""
     rows = tl.arange(0, GROUP)
     live = rows < count
     begins = tl.load(parts + (first + rows) * PART_COLUMNS + PART_FIRST, mask=live, other=0)
@@ -87,7 +88,7 @@ def parts_of(parts, tiles, first, count, TILE: tl.constexpr, GROUP: tl.constexpr
 
 @triton.jit
 def listed_at(listed, list_capacity, begins, lengths, bases, at, LANES: tl.constexpr):
-    """Some entries of every part: values, coordinates, and which there are."""
+    """Return some entries of every part: values, coordinates, and which of them exist."""
     lanes = at + tl.arange(0, LANES)
     is_there = lanes[None, :] < lengths[:, None]
     entries = begins[:, None] + lanes[None, :]
@@ -98,7 +99,7 @@ def listed_at(listed, list_capacity, begins, lengths, bases, at, LANES: tl.const
 
 @triton.jit
 def all_at(after, tiles, tile, at, TILE: tl.constexpr, CHUNK: tl.constexpr):
-    """Some values of a tile, their coordinates, and which of them are inside."""
+    """Return some values of a tile, their coordinates, and which of them are inside."""
     start = tl.load(tiles + tile * TILE_COLUMNS + TILE_START)
     places = start // TILE * TILE + at + tl.arange(0, CHUNK)
     inside = (places >= start) & (places < tl.load(tiles + tile * TILE_COLUMNS + TILE_STOP))
@@ -107,7 +108,7 @@ def all_at(after, tiles, tile, at, TILE: tl.constexpr, CHUNK: tl.constexpr):
 
 @triton.jit
 def is_last(here, programs):
-    """Whether all other programs of the segment have finished this round."""
+    """Return whether all other programs of the segment have finished this round."""
     tl.debug_barrier()
     is_last = tl.atomic_add(here + TICKET, 1) == programs - 1
     if is_last:
@@ -117,11 +118,13 @@ def is_last(here, programs):
 
 @triton.jit
 def crossing(histogram, need, BINS: tl.constexpr):
-    """The digit at which `need` are reached from the top, and how many of its own that takes; the
-    histogram is left empty."""
+    """Return the digit at which the count from the top reaches `need`, and its share of the count.
+
+    The histogram is cleared.
+    """
     bins = BINS - 1 - tl.arange(0, BINS)
     found = tl.load(histogram + bins, cache_modifier=".cg")
-    tl.debug_barrier()  # not every bin is emptied by the thread that has read it
+    tl.debug_barrier()  # another thread may clear a bin than has read it
     tl.store(histogram + bins, tl.zeros_like(found))
     is_short = tl.cumsum(found, 0) < need
     digit = BINS - 1 - tl.sum(is_short.to(tl.int32))
@@ -131,7 +134,7 @@ def crossing(histogram, need, BINS: tl.constexpr):
 
 @triton.jit
 def add_digit(here, histogram, prefix, left, bits, BINS: tl.constexpr):
-    """One digit more."""
+    """Find the next digit and append it to the prefix."""
     digit, left = crossing(histogram, left, BINS)
     prefix = (prefix << bits) + digit
     tl.store(here + PREFIX, prefix)
@@ -141,7 +144,7 @@ def add_digit(here, histogram, prefix, left, bits, BINS: tl.constexpr):
 
 @triton.jit
 def conclude(here, found, left, SAMPLED: tl.constexpr):
-    """All digits of the rank are known."""
+    """Store the cut and the quota, once all digits are known."""
     lowest = found * 0
     if SAMPLED:
         lowest = tl.load(here + LOWEST)
@@ -151,7 +154,7 @@ def conclude(here, found, left, SAMPLED: tl.constexpr):
 
 @triton.jit
 def store_counts(tile_counts, group_counts, group_count, group, first, count, over, ties):
-    """How many of every tile of a group are over the cut, and how many equal to it."""
+    """Store each tile's numbers of magnitudes over the cut and equal to it, and their sums."""
     rows = tl.arange(0, over.shape[0])
     tl.store(tile_counts + (first + rows) * COUNT_COLUMNS + COUNT_OVER, over, mask=rows < count)
     tl.store(tile_counts + (first + rows) * COUNT_COLUMNS + COUNT_TIES, ties, mask=rows < count)
@@ -161,7 +164,7 @@ def store_counts(tile_counts, group_counts, group_count, group, first, count, ov
 
 @triton.jit
 def adjust_margin(here, wanted, listed_count, is_missed):
-    """Aim the next floor so that somewhat more are listed than are wanted."""
+    """Adjust the margin so that the next step lists slightly more entries than wanted."""
     step = tl.where(listed_count > wanted * 11 // 8 + 24, 16, -32)
     step = tl.where(is_missed & (listed_count < wanted), -128, step)
     margin = tl.load(here + MARGIN) + step
@@ -170,10 +173,10 @@ def adjust_margin(here, wanted, listed_count, is_missed):
 
 @triton.jit
 def sampled_floor(before, addend, segments, segment, wanted, HAS_BEFORE: tl.constexpr):
-    """A magnitude that about half as many again reach as are wanted.
+    """Return a magnitude that about 1.5 times the wanted number of entries reach.
 
-    The sample has one place of every stride, anywhere in it: a fixed one would see the same few
-    taps and channels of a convolution.
+    The sample has one coordinate of every stride, at a random offset. A fixed offset would see
+    only a few taps and channels of a convolution.
     """
     start = tl.load(segments + segment * SEGMENT_COLUMNS + SEGMENT_START)
     length = tl.load(segments + segment * SEGMENT_COLUMNS + SEGMENT_LENGTH)
@@ -188,7 +191,7 @@ def sampled_floor(before, addend, segments, segment, wanted, HAS_BEFORE: tl.cons
     sizes = magnitude(total)
     aim = (seen * wanted * 3 // 2 + length - 1) // length + 8
     floor = tl.zeros_like(wanted)
-    for turn in range(16):  # the lower bits are no matter
+    for turn in range(16):  # the lower bits are not needed
         higher = floor + (1 << 30 >> turn)
         reached = tl.sum((live & (sizes >= higher)).to(tl.int32))
         floor = tl.where(reached >= aim, higher, floor)
@@ -201,7 +204,7 @@ def take_all_listed(
     parts, groups, tile_counts, group_counts, group_count, group, first, count, here,
     floor, listed_count, TRY: tl.constexpr, GROUP: tl.constexpr,
 ):
-    """There is room for all that reach the threshold: no rank is needed."""
+    """Extract all listed entries, since they fit into the capacity and no rank is needed."""
     # fmt: on
     if group == tl.load(groups + group * GROUP_COLUMNS + GROUP_FIRST):
         tl.store(here + PATH, COUNTED if TRY == LISTED else SETTLED)
@@ -226,7 +229,7 @@ def count_listed(
     listed, list_capacity, begins, lengths, bases, longest, floor, prefix, found,
     SHIFT: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr,
 ):
-    """A histogram of a digit of what is listed, and how many are too far above the floor."""
+    """Add a histogram of a digit of the listed entries. Count those too far above the floor."""
     # fmt: on
     above = tl.zeros([GROUP * LANES], tl.int32)
     for at in range(0, longest, LANES):
@@ -249,7 +252,7 @@ def count_all(
     after, tiles, first, count, prefix, found,
     ALL_SHIFT: tl.constexpr, ALL_BITS: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
 ):
-    """A histogram of a digit of all values of a group's tiles."""
+    """Add a histogram of a digit of all values of a group's tiles."""
     # fmt: on
     for chunk in range(count * (TILE // CHUNK)):
         tile = first + chunk // (TILE // CHUNK)
@@ -267,7 +270,7 @@ def evaluate_first(
     before, addend, segments, segment, here, histogram, path, wanted, floor, lowest,
     HAS_BEFORE: tl.constexpr, SAMPLED: tl.constexpr, TRY: tl.constexpr,
 ):
-    """The first digit by list: whether the list has the rank at all, and if not, what to do."""
+    """Evaluate the first digit from the list. If the list lacks the rank, choose another path."""
     # fmt: on
     over = tl.load(here + ABOVE, cache_modifier=".cg")
     digit, left = crossing(histogram, wanted - over, BINS)
@@ -275,13 +278,13 @@ def evaluate_first(
     is_short = many < wanted
     is_missed = (over >= wanted) | (tl.load(here + SPILLED) != 0)
     is_missed = is_missed | (is_short & (floor > lowest))
-    tl.debug_barrier()  # all threads decide by the same numbers, before one changes them
+    tl.debug_barrier()  # all threads must read these before one changes them
     next_path = tl.where(is_short, ZERO, path)
     next_path = tl.where(is_missed, RETRIED if TRY == LISTED else ALL, next_path)
     tl.store(here + PATH, next_path)
     tl.store(here + PREFIX, tl.where(is_missed, 0, digit))
     tl.store(here + LEFT, tl.where(is_missed, wanted, left))
-    tl.store(here + CUT, 0)  # these two hold where the path is ZERO
+    tl.store(here + CUT, 0)  # this cut and quota are used on the path ZERO
     tl.store(here + QUOTA, left)
     tl.store(here + ABOVE, 0)
     tl.store(here + SPILLED, 0)
@@ -303,7 +306,7 @@ def evaluate_first(
 def put_back_listed(
     after, listed, list_capacity, begins, lengths, bases, longest, LANES: tl.constexpr,
 ):
-    """Write what is listed back into `after`, which is then counted as a whole."""
+    """Write the listed entries back into `after`, before all of it is counted."""
     for at in range(0, longest, LANES):
         values, places, is_there = listed_at(
             listed, list_capacity, begins, lengths, bases, at, LANES
@@ -321,7 +324,7 @@ def evaluate(
     FIRST: tl.constexpr, SHIFT: tl.constexpr, BITS: tl.constexpr, ALL_SHIFT: tl.constexpr,
     ALL_BITS: tl.constexpr,
 ):
-    """Append the digit that the histogram gives to the rank of a segment; the last one ends it."""
+    """Append a digit to a segment's rank, from its histogram. Conclude after the last digit."""
     if FIRST and by_list:
         evaluate_first(
             before, addend, segments, segment, here, histogram, path, wanted, floor, lowest,
@@ -346,16 +349,16 @@ def rank(
     tile_counts, group_counts, group_count, param_tiles, squares, non_finite, param_squares,
     param_non_finite, param_count,
     HAS_BEFORE: tl.constexpr, SAMPLED: tl.constexpr, TRY: tl.constexpr,
-    FIRST: tl.constexpr, SHIFT: tl.constexpr, BITS: tl.constexpr,  # of the digit by list
-    ALL_FIRST: tl.constexpr, ALL_SHIFT: tl.constexpr, ALL_BITS: tl.constexpr,  # of that by all
+    FIRST: tl.constexpr, SHIFT: tl.constexpr, BITS: tl.constexpr,  # of the digit from the list
+    ALL_FIRST: tl.constexpr, ALL_SHIFT: tl.constexpr, ALL_BITS: tl.constexpr,  # of that from all
     TILE: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr, CHUNK: tl.constexpr,
     STATE: tl.constexpr,
 ):
-    """Find one digit of the rank; the last group of a segment to finish evaluates it.
+    """Find one digit of the rank. The last group of a segment to finish evaluates it.
 
-    TRY is LISTED or RETRIED. A digit of 0 bits is none. The first programs of the very first round
-    inspect the deposit. By list a round reads 4 bytes for every entry of it; by all, which is rare,
-    it reads `after`.
+    TRY is LISTED or RETRIED. 0 bits mean no digit. In the very first round, the first programs call
+    `inspect`. A round over the list reads 4 bytes for every entry. A round over the whole segment,
+    which is rare, reads `after`.
     """
     group = tl.program_id(0)
     if FIRST and TRY == LISTED:
@@ -431,7 +434,7 @@ def deposit_again(
     before, addend, after, tiles, groups, state, listed, parts, cursor, squares, non_finite,
     list_capacity, HAS_BEFORE: tl.constexpr, TILE: tl.constexpr, STATE: tl.constexpr,
 ):
-    """Deposits with another floor, of those that were missed: as much traffic as the first one."""
+    """Accumulate segments whose guess was missed again, with the same traffic as the first time."""
     group = tl.program_id(0)
     segment = tl.load(groups + group * GROUP_COLUMNS + GROUP_SEGMENT)
     if tl.load(state + segment * STATE + PATH) == RETRIED:
@@ -465,7 +468,7 @@ def count_over(
     CHUNK: tl.constexpr,
     STATE: tl.constexpr,
 ):
-    """How many of every tile, group and segment are over the cut, and how many equal to it."""
+    """Count the magnitudes of every tile, group and segment over the cut, and equal to it."""
     group = tl.program_id(0)
     first = tl.load(groups + group * GROUP_COLUMNS + GROUP_TILE)
     count = tl.load(groups + group * GROUP_COLUMNS + GROUP_TILES)
@@ -501,13 +504,13 @@ def count_over(
 
 @triton.jit
 def finite(magnitude):
-    """A magnitude as a number, and a finite one."""
+    """Return a magnitude as a float, clipped to be finite."""
     return tl.minimum(magnitude.to(tl.int32), 0x7E800000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def slots(state, segment, segment_count, STATE: tl.constexpr):
-    """How many entries all segments before this one have, and all together."""
+    """Return the number of entries of all earlier segments, and of all segments."""
     BLOCK: tl.constexpr = 256
     before = tl.zeros([BLOCK], tl.int64)
     total = tl.zeros([BLOCK], tl.int64)
@@ -525,7 +528,7 @@ def slots(state, segment, segment_count, STATE: tl.constexpr):
 
 @triton.jit
 def fill_capacity(indices, values, total, capacity, size, group, group_count):
-    """One group's share of the room that is left, with the padding index."""
+    """Fill one group's share of the unused slots with padding."""
     BLOCK: tl.constexpr = 1024
     share = (capacity + group_count - 1) // group_count
     last = tl.minimum(capacity, (group + 1) * share)
@@ -537,12 +540,12 @@ def fill_capacity(indices, values, total, capacity, size, group, group_count):
 
 @triton.jit
 def aim_floor(here, cut):
-    """The next step's floor, from the cuts of this step and of the one before."""
+    """Set the next step's floor, from the cuts of this step and the last one."""
     found = finite(cut)
     last = finite(tl.load(here + LAST))
     rise = tl.where(last > 0, tl.minimum(tl.maximum(found - last, 0), 0.5 * found), 0)
     share = tl.load(here + MARGIN).to(tl.float32) / 4096
-    floor = (found + 0.5 * rise) * share  # half as much of a rise again
+    floor = (found + 0.5 * rise) * share  # expect half of the last rise
     tl.store(here + FLOOR, tl.maximum(floor.to(tl.int32, bitcast=True), 1).to(tl.int64))
     tl.store(here + LAST, cut)
 
@@ -553,7 +556,7 @@ def extract_listed(
     after, listed, list_capacity, begins, lengths, bases, over_seen, ties_seen, cut, quota,
     indices, values, slot, capacity, LANES: tl.constexpr,
 ):
-    """Of what is listed: the rest is put back."""
+    """Extract from the listed entries, and put the rest back."""
     # fmt: on
     for at in range(0, tl.max(lengths), LANES):
         selection, places, is_there = listed_at(
@@ -579,7 +582,7 @@ def extract_all(
     after, tiles, first, count, over_before, ties_before, cut, quota,
     indices, values, slot, capacity, TILE: tl.constexpr, CHUNK: tl.constexpr,
 ):
-    """Of all values of a group's tiles."""
+    """Extract from all values of a group's tiles."""
     # fmt: on
     for chunk in range(count * (TILE // CHUNK)):
         tile = first + chunk // (TILE // CHUNK)
@@ -626,10 +629,10 @@ def extract(
     CHUNK: tl.constexpr,
     STATE: tl.constexpr,
 ):
-    """Take what is over the cut, and of what equals it the quota from the left, in order.
+    """Extract the entries over the cut in order, and the leftmost `quota` entries equal to it.
 
-    Reads 8 bytes for every entry of the list. Those that stay are written back into `after`, which
-    is scattered, and 12 bytes go out for each of the others. By all, it also reads `after`.
+    Reads 8 bytes for every listed entry. Scatters the entries that stay back into `after`, and
+    writes 12 bytes for each of the others. On the path ALL, it also reads `after`.
     """
     group = tl.program_id(0)
     first = tl.load(groups + group * GROUP_COLUMNS + GROUP_TILE)

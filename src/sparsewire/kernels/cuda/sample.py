@@ -1,4 +1,4 @@
-"""Thresholds: the magnitude that the wanted share of a strided sample reaches, exactly."""
+"""Thresholds: the exact magnitude that the wanted share of a strided sample reaches."""
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .rank import BINS, add_digit, is_last
 
 @triton.jit
 def sampling(samples, segments, segment, key):
-    """Where in a segment its sample begins, its stride, and the rank of the threshold in it."""
+    """Return the offset and stride of a segment's sample, and the rank of the threshold in it."""
     stride = tl.load(samples + segment * SAMPLE_COLUMNS + SAMPLE_STRIDE)
     length = tl.load(segments + segment * SEGMENT_COLUMNS + SEGMENT_LENGTH)
     word = mix(tl.load(segments + segment * SEGMENT_COLUMNS + SEGMENT_KEY) ^ key).to(
@@ -48,7 +48,7 @@ def sampling(samples, segments, segment, key):
 def sampled_at(
     before, addend, segments, segment, offset, stride, numbers, HAS_BEFORE: tl.constexpr
 ):
-    """Magnitudes after the deposit of some of a segment's sample, and which of them there are."""
+    """Return magnitudes of before + addend in a segment's sample, and which of them exist."""
     start = tl.load(segments + segment * SEGMENT_COLUMNS + SEGMENT_START)
     places = start + offset + numbers * stride
     live = places < start + tl.load(segments + segment * SEGMENT_COLUMNS + SEGMENT_LENGTH)
@@ -78,7 +78,7 @@ def bisect_sample(
     STATE: tl.constexpr,
     SEEN: tl.constexpr,
 ):
-    """The threshold of a segment whose sample one program can hold, bit by bit."""
+    """Find the threshold of a segment bit by bit, from a sample that fits into one program."""
     segment = tl.load(numbers + tl.program_id(0))
     offset, stride, keep = sampling(samples, segments, segment, key)
     lanes = tl.arange(0, SEEN).to(tl.int64)
@@ -109,10 +109,10 @@ def rank_sample(
     STATE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One digit of a threshold, from a block of a larger sample.
+    """Find one digit of a threshold, from a block of a larger sample.
 
-    The first round gathers it: a sector of before and addend (32 bytes) for every 4 bytes. The
-    others read what it wrote side by side.
+    The first round gathers the sample and reads a 32-byte sector of before and addend for every
+    value. Later rounds read the gathered values.
     """
     block = tl.program_id(0).to(tl.int64)
     segment = tl.load(blocks + block * BLOCK_COLUMNS + BLOCK_SEGMENT)

@@ -1,4 +1,4 @@
-"""Adding up messages, and putting back what rounding changed."""
+"""The sum of messages, and the return of rounding errors to the residual."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .launch import run
 from .plan import BLOCK, CHUNK, LANES, plan_of
 from .sums_kernels import COLUMNS, add_messages, find_bounds, put_entries
 
-_MESSAGES = 32  # searched in one launch
-_SEARCHES = 128  # of one program
+_MESSAGES = 32  # messages searched in one launch
+_SEARCHES = 128  # searches per program
 _BATCH = 4  # messages fetched together
 
 

@@ -1,4 +1,4 @@
-"""Messages added up by output tile, and errors put back."""
+"""The sum of messages, by output tile, and the return of rounding errors."""
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .device import one_of
 # columns of the table of messages
 INDICES = tl.constexpr(0)  # addresses
 VALUES = tl.constexpr(1)
-COUNT = tl.constexpr(2)  # indices; the values behind them belong to dense segments
+COUNT = tl.constexpr(2)  # the number of indices; later values belong to dense segments
 COLUMNS = tl.constexpr(3)
 
 
@@ -35,9 +35,9 @@ def find_bounds(
     MESSAGES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """For every tile and some of the messages, the first entry that is not before the tile.
+    """Find the first entry of some messages that is not before a tile, for every tile.
 
-    Also the table from which `add_messages` learns where these messages lie.
+    Also write the table of the messages' addresses for `add_messages`.
     """
     number = tl.program_id(1)
     message = at + number
@@ -77,11 +77,11 @@ def add_messages(
     LANES: tl.constexpr,
     BATCH: tl.constexpr,
 ):
-    """One output tile: every message in turn, so that the order of additions is the ranks'.
+    """Sum one output tile over the messages in turn, so that additions are in rank order.
 
-    Inside a message no coordinate comes twice. The first entries of some messages are fetched
-    together; few tiles have more of them. Reads every message once and writes the result once: the
-    sums are made in shared memory.
+    A message has no coordinate twice. The first entries of several messages are fetched together,
+    and few tiles have more. Sums are made in shared memory, so every message is read once and the
+    result is written once.
     """
     tile = tl.program_id(0).to(tl.int64)
     start = tl.load(tiles + tile * TILE_COLUMNS + TILE_START)
@@ -124,7 +124,7 @@ def add_messages(
 
 @triton.jit
 def part_of(bounds, table, message, many):
-    """A message's first entry in a tile, how many there are, and where the message lies."""
+    """Return a message's first entry and number of entries in a tile, and its pointers."""
     is_there = message < many
     first = tl.load(bounds + message, mask=is_there, other=0)
     last = tl.load(bounds + many + message, mask=is_there, other=0)
@@ -140,7 +140,7 @@ def part_of(bounds, table, message, many):
 
 @triton.jit
 def fetch(indices, values, left, LANES: tl.constexpr):
-    """The first of the `left` entries at two pointers."""
+    """Return the first of the `left` entries at two pointers."""
     lanes = tl.arange(0, LANES)
     coordinates = tl.load(indices + lanes, mask=lanes < left, other=-1)
     return coordinates, tl.load(values + lanes, mask=lanes < left, other=0)
@@ -148,7 +148,7 @@ def fetch(indices, values, left, LANES: tl.constexpr):
 
 @triton.jit
 def add_entries(cells, found, share, start, stop, low):
-    """Whatever the coordinates are, nothing outside the tile changes."""
+    """Add entries to the tile. Coordinates outside it are ignored."""
     at = found[0] - start
     lies_here = at.to(tl.uint64, bitcast=True) < (stop - start).to(tl.uint64, bitcast=True)
     add_to_cells(cells, low + at.to(tl.int32), found[1] * share, lies_here)
@@ -167,7 +167,7 @@ def put_entries(
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Add errors to the entries they came from; the programs behind those take whole tiles."""
+    """Add errors to the entries that caused them. The last programs handle dense tiles."""
     block = tl.program_id(0)
     if block < blocks:
         lanes = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
