@@ -1,4 +1,4 @@
-"""The shares of a simulated step's parts, measured without making the step wait."""
+"""The shares of time of a simulated step's parts, measured without making the step wait."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from statistics import median
 import torch
 
 FIRST = 40  # the first representative step: graphs are captured by then, if at all
-MANY = 64  # steps timed
+MANY = 64  # timed steps
 
 
 class Clock:
-    """Times some steps, from mark to mark; on a GPU with the GPU's own clock.
+    """Times the parts of some steps between marks, on a GPU by the GPU's own clock.
 
     Arguments:
-        warmup: steps at the beginning that are not representative.
+        warmup: The number of steps at the beginning that are not representative.
     """
 
     def __init__(self, device: torch.device, warmup: int = 0) -> None:
@@ -43,8 +43,7 @@ class Clock:
             self._steps[-1].append(time.perf_counter())
 
     def shares(self) -> list[float]:
-        """Return every part's share of a step, as the median of the timed steps. Waits for the
-        device."""
+        """Return the median share of each part in the timed steps. Waits for the device."""
         parts = [[_between(*pair) for pair in pairwise(marks)] for marks in self._steps]
         return [median(p[n] / sum(p) for p in parts) for n in range(len(parts[0]) if parts else 0)]
 

@@ -1,6 +1,6 @@
-"""Batch normalisation that keeps workers apart, and copies of the gradients of weights.
+"""Batch normalisation per worker, and copies of the gradients of weights.
 
-In plain torch on a CPU; on CUDA in six kernels compiled by Triton.
+It runs in plain torch on a CPU, and in six Triton kernels on CUDA.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ _HAS_TRITON = find_spec("triton") is not None
 
 
 def forward(rows: Tensor, layer: nn.BatchNorm2d, workers: int) -> tuple[Tensor, Tensor]:
-    """Return the normalised rows and their moments: mean and inverse deviation, (2, worker,
-    channel).
+    """Return the normalised rows, and their mean and inverse deviation as (2, worker, channel).
 
-    The running statistics of `layer` become those of worker 0, as in DDP.
+    The running statistics of `layer` are updated with those of worker 0, as in DDP.
     """
     if _is_fast(rows):
         from . import layers_cuda
@@ -38,7 +37,7 @@ def forward(rows: Tensor, layer: nn.BatchNorm2d, workers: int) -> tuple[Tensor, 
 def backward(
     slopes: Tensor, rows: Tensor, gain: Tensor, moments: Tensor, gains: Tensor, shifts: Tensor
 ) -> Tensor:
-    """Return the gradient of the rows. Write those of gain and shift, (worker, channel)."""
+    """Return the gradient of the rows. Write the gradients of gain and shift, (worker, channel)."""
     if _is_fast(rows):
         from . import layers_cuda
 

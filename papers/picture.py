@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_ACROSS = 4  # panels side by side
-_LETTERS = 13  # of the legend in an inch
+_ACROSS = 4  # panels per row
+_LETTERS = 13  # letters of the legend per inch
 
 
 Drawn = tuple[Measure, Measure]
 
 
 def save(title: str, board: Board, *paths: Path, drawn: Drawn = (ACCURACY, LOSS)) -> None:
-    """Draw `board` and write it in the formats that the names of `paths` end in."""
+    """Draw `board` and write it to `paths`, in the formats of their suffixes."""
     drawing.write(draw(title, board, drawn), *paths)
 
 
@@ -87,14 +87,14 @@ def _draw_line(
     means = [fmean(points) for points in heights]
     marker = MARKERS[row % len(MARKERS)]
     (line,) = axes.plot(epochs, means, color=colour, marker=marker, markersize=3, linewidth=1.2)
-    line.set(label=name, linestyle="-" if row < len(OF_LINES) else "--")  # all lines look different
+    line.set(label=name, linestyle="-" if row < len(OF_LINES) else "--")  # since colours repeat
     lowest, highest = [min(p) for p in heights], [max(p) for p in heights]
     axes.fill_between(epochs, lowest, highest, color=colour, alpha=0.12, linewidth=0)
 
 
 @dataclass(frozen=True)
 class _Mark:
-    """A row in its best column."""
+    """A point of the picture: a row in its best column."""
 
     name: str
     sent: float  # per step and worker
@@ -102,7 +102,7 @@ class _Mark:
 
     @property
     def kind(self) -> str:
-        """What is exchanged, for the colour."""
+        """The kind of exchange, which chooses the colour."""
         return "local steps" if "H = " in self.name else self.name.split()[0]
 
     @property
@@ -111,24 +111,24 @@ class _Mark:
 
     @property
     def error(self) -> float:
-        """The standard error of the mean, 0 if there is one seed."""
+        """The standard error of the mean; 0 for one seed."""
         several = len(self.scores) > 1
         return stdev(self.scores) / math.sqrt(len(self.scores)) if several else 0.0
 
 
 def save_against_bytes(title: str, board: Board, *paths: Path) -> None:
-    """Draw the score of every row against its bytes, in the formats that `paths` end in."""
+    """Draw the score of every row against its bytes, and write it to `paths`."""
     drawing.write(draw_against_bytes(title, board), *paths)
 
 
 def draw_against_bytes(title: str, board: Board) -> Figure:
-    """Draw a point for each row in its best column. Name the points that no other beats in both."""
+    """Draw a point for each row in its best column. Label the Pareto-optimal points."""
     marks, sign = _marks(board), -1 if board.score.is_loss else 1
     figure = drawing.blank(10, 6)
     axes = figure.subplots()
     best = max(marks, key=lambda mark: sign * mark.score)
     worst = max(sign * (best.score - mark.score) for mark in marks)
-    span = min(_SHOWN * abs(best.score), 1.1 * worst)  # worse ones: on the edge
+    span = min(_SHOWN * abs(best.score), 1.1 * worst)  # worse points are drawn on the edge
     edge = best.score - sign * span
     kinds = list(dict.fromkeys(mark.kind for mark in marks))
     far = 0
@@ -167,8 +167,8 @@ def draw_against_bytes(title: str, board: Board) -> Figure:
     return figure
 
 
-_SHOWN = 0.15  # of the best score: the range of the picture
-_CLOSE = 0.04  # of the range of the picture: closer scores count as equal
+_SHOWN = 0.15  # range of the picture / best score
+_CLOSE = 0.04  # difference / range of the picture, below which scores count as equal
 
 
 def _marks(board: Board) -> list[_Mark]:

@@ -1,7 +1,7 @@
-"""What a study consists of: recipes, cells and where they stand in the table.
+"""The parts of a study: recipes, cells and their places in the table.
 
-A recipe is a frozen choice of everything but the scheme and the seed; functions return them. A cell
-is one training, named by words with slashes between: `top-k/layer/8`.
+A recipe is a frozen choice of everything except the scheme and the seed. A cell is one training
+with a name such as `top-k/layer/8`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any, Literal
 Place = tuple[str, str]
 """A row and a column of a study's table."""
 
-# What came later than the first results: left out where it is as it was then, so that those count.
+# Fields that were added after the first results. `to_dict` leaves out their default values, so that
+# older results still count.
 _LATER = (
     "model",
     "vocabulary",
@@ -39,38 +40,41 @@ _LATER = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is trained; the scheme is the cell's own.
+    """The training of a model, without the scheme and the seed.
 
     Arguments:
-        problem: what is learnt: 'mnist', 'cifar10', the corpus that is translated, or the text of
-            which a language model learns the next character.
-        workers: how many take part; all of them hold the same weights.
-        batch: examples per worker and step.
-        epochs: passes over the training set; what does not fill a step is left out.
-        optimizer: applies the mean, with momentum and weight decay: both come after the exchange.
-        rate: the learning rate.
-        drops: epochs after which the rate is divided by ten. What workers keep back is multiplied
-            by ten then, which equals a memory of updates (γ inside), as Eghlidi and Jaggi have it.
-            Not together with `warmup`.
-        precision: of matrix products: 'float32', 'tf32', or 'bfloat16' by autocast. Gradients,
-            exchange and weights are float32 whatever this is.
-        looks: how often in an epoch the test set is looked at.
-        hidden: widths of the perceptron's layers; of a translator's, on each side.
-        normalised: the perceptron or translator has layer normalisation.
-        limit: train and test on the first so many examples only.
-        model: what translates, 'rnn' or 'transformer'; what learns CIFAR-10, ResNet-18 unless it
-            is 'resnet10', which is small enough for two cores; what learns characters, 'gpt'.
-        vocabulary: subwords of both languages together; fewer if the corpus holds no more.
-        length: subwords that a sentence has room for, with its end.
-        warmup: steps over which the rate rises to `rate`; then it falls with the root of the step,
-            as Vaswani et al. have it. What workers keep back stays as it is. 0: the rate stays.
-        decays_apart: with updates after every step, decoupled weight decay is applied to the shared
-            weights, exactly, and not through what workers send and keep back.
-        share_moments: every so many steps, workers average their second moments. 0: never.
-        share_residuals: every so many steps, workers average what they keep back. 0: never.
-        flush: with updates, apply the mean residual before the learning rate falls by half or more.
-        drift: with updates, also go ahead of the shared weights by this many steps of their own
-            recent motion.
+        problem: The task: 'mnist', 'cifar10', the corpus to translate, or the text for a
+            character-level language model.
+        workers: The number of workers.
+        batch: The number of examples per worker and step.
+        epochs: The number of passes over the training set. An incomplete last step is dropped.
+        optimizer: The optimizer, with its momentum and weight decay. With gradients, it applies
+            their mean after the exchange.
+        rate: The learning rate.
+        drops: The epochs after which the rate is divided by ten. Residuals are then multiplied by
+            ten, which equals a memory of updates (γ inside), as in Eghlidi and Jaggi. Not together
+            with `warmup`.
+        precision: The precision of matrix products: 'float32', 'tf32', or 'bfloat16' by autocast.
+            Gradients, exchange and weights are always float32.
+        looks: The number of evaluations per epoch.
+        hidden: The widths of the perceptron's layers, or of a translator's on each side.
+        normalised: If True, the perceptron or translator has layer normalisation.
+        limit: The number of examples to train and test on. If None, all of them.
+        model: The model: 'rnn' or 'transformer' for translation, 'gpt' for characters. For
+            CIFAR-10, 'resnet10' is small enough for two cores; the default is ResNet-18.
+        vocabulary: The largest number of subwords of both languages together.
+        length: The largest number of subwords in a sentence, with its end.
+        warmup: The number of steps over which the rate rises to `rate`. Then it falls with the
+            square root of the step, as in Vaswani et al., and residuals are not rescaled. With 0
+            the rate is constant.
+        cosine: If True, the rate falls along a cosine after the warm-up, to a tenth.
+        decays_apart: If True, apply decoupled weight decay exactly to the shared weights and not
+            through the exchange. It needs updates after every step.
+        share_moments: The number of steps between two averages of second moments. 0 means never.
+        share_residuals: The number of steps between two averages of residuals. 0 means never.
+        flush: With updates, apply the mean residual before the learning rate falls by half or more.
+        drift: With updates, also begin rounds ahead of the shared weights, by this many steps of
+            their recent motion.
     """
 
     problem: Literal["mnist", "cifar10", "multi30k", "tatoeba-en-ro", "shakespeare"]
@@ -111,7 +115,7 @@ class Recipe:
             raise ValueError("a cosine begins after a warmup: give it one step at least")
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Return the recipe as values for JSON."""
         usual = {field.name: field.default for field in fields(self) if field.name in _LATER}
         return {
             name: list(value) if isinstance(value, tuple) else value
@@ -120,7 +124,7 @@ class Recipe:
         }
 
     def rate_at(self, step: int, per_epoch: int) -> float:
-        """The learning rate of a step, counted from 0."""
+        """Return the learning rate of a step, counted from 0."""
         if not self.warmup:
             return self.rate * 0.1 ** sum(step // per_epoch >= drop for drop in self.drops)
         share = (step + 1) / self.warmup
@@ -134,12 +138,12 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Measure:
-    """A number that a look at a model finds: its field in a result, its name, and its unit."""
+    """A measured quantity: its field in a result, its name, and its unit."""
 
     field: str
     name: str
     unit: float = 1.0
-    is_loss: bool = False  # less is better
+    is_loss: bool = False  # lower is better
     digits: int = 2
 
 
@@ -149,7 +153,7 @@ LOSS = Measure("loss", "training loss")
 
 @dataclass(frozen=True)
 class Cell:
-    """One training, and where its result stands; `published` is the paper's own score."""
+    """One training, its places in the table, and the paper's scores there (`published`)."""
 
     name: str
     scheme: str
@@ -158,7 +162,7 @@ class Cell:
     published: tuple[float | None, ...] = ()
 
     def is_meant(self, pattern: str) -> bool:
-        """Whether `pattern`, as of file names, fits the name, or is one of its words.
+        """Return whether a pattern, as for file names, matches the name or one of its words.
 
         >>> cell = Cell("top-k/layer/8", "TopK(0.01)", Recipe("mnist", 8, 16, 1, "sgd", 0.1), ())
         >>> cell.is_meant("top-k"), cell.is_meant("top-k/*/8"), cell.is_meant("top")
@@ -170,7 +174,7 @@ class Cell:
 def at_their_best(
     found: Mapping[Place, Sequence[float]], measure: Measure
 ) -> dict[str, tuple[str, Sequence[float]]]:
-    """Every row's best column and its scores, among the columns that have the most seeds."""
+    """Return each row's best column and its scores, among the columns with the most seeds."""
 
     def rank(column: str, row: str) -> tuple[int, float]:
         scores = found[row, column]
@@ -188,16 +192,16 @@ class Study:
     """A claim of a paper, and the trainings that test it.
 
     Arguments:
-        name: what `python -m papers` calls it.
-        paper: the folder under papers/.
-        claim: what is to be found out.
-        recipes: for every name of a recipe, a function that returns the cells.
-        seeds: those taken if nobody names others, by recipe.
-        remarks: what follows from the scores (by place and seed), in sentences.
-        on_curves: what follows from how the trainings went, likewise, from whole results.
-        score: what the table shows, in its unit; more is better.
-        drawn: what the picture shows over the epochs, the second on a logarithmic scale.
-        shows_bytes: the picture shows scores against bytes instead.
+        name: The name for `python -m papers`.
+        paper: The folder under papers/.
+        claim: The claim to test.
+        recipes: For each recipe's name, a function that returns the cells.
+        seeds: The default seeds of each recipe.
+        remarks: A function that returns conclusions from the scores (by place and seed).
+        on_curves: A function that returns conclusions from whole results, such as their curves.
+        score: The measure in the table.
+        drawn: The two measures to draw over the epochs, the second on a logarithmic scale.
+        shows_bytes: If True, the picture shows scores against bytes instead.
     """
 
     name: str
@@ -213,5 +217,5 @@ class Study:
 
     @property
     def usual(self) -> str:
-        """The recipe taken if nobody names another."""
+        """The name of the default recipe."""
         return next(iter(self.recipes))

@@ -1,9 +1,9 @@
 """One training with W simulated workers that exchange updates.
 
-Every worker has weights and an optimizer of its own. At the end of a round of H steps the workers
-exchange what their steps did to the weights, as `sparsewire.adapters.updates` does, and begin the
-next round at the shared weights, ahead by a share of their residual. The optimizer works on every
-number by itself, so one optimizer over all workers' weights, one after another, stands for W.
+Every worker has its own weights and optimizer. After a round of H steps the workers exchange the
+changes of their weights, as `sparsewire.adapters.updates` does, and begin the next round at the
+shared weights minus a share of their residuals. The optimizers are elementwise, so one optimizer
+over the concatenated weights of all workers replaces W.
 
 On CUDA all forward and backward passes of a step are one captured graph, and the exchange another.
 """
@@ -27,7 +27,7 @@ from .training import STREAMS, Look, Outcome, Training
 
 
 class Replicas(Training):
-    """Trains with an exchange of updates. `shared` are the weights that all workers agree on."""
+    """Trains with an exchange of updates. `shared` holds the weights that all workers share."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Replicas(Training):
             self._places.append([view.view(span.shape) for span, view in segments.views(slopes)])
         self.shared = nn.Parameter(self.live.data[0].clone())
         self._start = self.live.data.clone()
-        self._late: Tensor | None = None  # a mean that is applied a round later
+        self._late: Tensor | None = None  # with delay=1, the mean update to apply in the next round
         self._ahead = torch.zeros((), device=device)
         self._motion = torch.zeros_like(self.shared) if recipe.drift else None
         self._flushes = 0
@@ -96,7 +96,7 @@ class Replicas(Training):
         self._flushes += 1
 
     def _go_back_and_forth(self) -> None:
-        """Forward and backward of all workers, into their gradients."""
+        """Run forward and backward of all workers, and write their gradients."""
         for worker, model in enumerate(self._models):
             self._pass(worker, model, self._parameters[worker], self._places[worker])
         self._come_together()
@@ -140,7 +140,7 @@ class Replicas(Training):
         self.live.copy_(self._start)
 
     def _residuals(self) -> Tensor:
-        """What every worker keeps back."""
+        """Return the residuals of all workers."""
         return torch.stack([self.simulation.residual(rank) for rank in range(len(self._models))])
 
     def _apply(self, mean: Tensor) -> None:
@@ -151,13 +151,13 @@ class Replicas(Training):
             self._outer.step()
 
     def _measure(self) -> None:
-        """Find the share of the residuals that the workers have in common."""
+        """Measure the share of the residuals that the workers have in common."""
         residuals = self._residuals()
         common = residuals.mean(dim=0).square().sum()
         self._ahead.copy_((common / residuals.square().sum(dim=1).mean()).nan_to_num(0.0))
 
     def _outcome(self, looks: Sequence[Look], diverged: bool) -> Outcome:
-        """What was averaged besides is sent densely."""
+        """Return the outcome, and count averaged moments and residuals as dense traffic."""
         outcome, recipe = super()._outcome(looks, diverged), self._recipe
         periods = recipe.share_moments, recipe.share_residuals
         besides = sum(outcome.dense / period for period in periods if period)
@@ -177,11 +177,11 @@ class Replicas(Training):
 
 
 def _is_turn(step: int, period: int) -> bool:
-    """Whether something is done after this step that is done once in a period; 0 is never."""
+    """Return whether a periodic action is due after this step. A period of 0 means never."""
     return period > 0 and (step + 1) % period == 0
 
 
 def _is_due(number: int) -> bool:
-    """Whether a round measures how far ahead, as in `sparsewire.adapters.updates`."""
+    """Return whether to measure λ in a round, as in `sparsewire.adapters.updates`."""
     early = 0 < number < PERIOD and number & (number - 1) == 0
     return early or (number > 0 and number % PERIOD == 0)

@@ -1,4 +1,4 @@
-"""Where results are stored: one line of JSON per finished training, appended and never changed.
+"""The store of results: one line of JSON per finished training, appended and never changed.
 
 A result counts for a cell if scheme, recipe and seed are the same. After a recipe changes, its
 cells are trained again, and the old results stay in the file. Schemes are compared by their
@@ -46,14 +46,14 @@ def is_doubted(result: Result) -> bool:
 
 
 class Store:
-    """The results in one file, which need not exist yet, and in other files that count as well."""
+    """The results in one file, which need not exist yet, and in other files to read."""
 
     def __init__(self, path: Path, others: Sequence[Path] = ()) -> None:
         self.path = path
         self._results = [result for each in (*others, path) for result in _read(each)]
 
     def find(self, cell: Cell, seed: int) -> Result | None:
-        """Return the newest result of a cell with this seed, from this file or else another."""
+        """Return the newest result of a cell with this seed, first from this file, then others."""
         wanted = parse(cell.scheme).identity, cell.recipe.to_dict(), seed
         for result in reversed(self._results):
             if (result["identity"], result["recipe"], result["seed"]) == wanted:
@@ -78,7 +78,7 @@ class Store:
         """Check, before training, that results can be stored.
 
         Raises:
-            StoreError: they cannot.
+            StoreError: The file cannot be written.
         """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +93,7 @@ class Store:
             ) from error
 
     def append(self, result: Result) -> None:
-        """Store a result, which is in the file when this returns."""
+        """Append a result to the file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         line = json.dumps(_rounded(result), ensure_ascii=False, separators=(",", ":"))
         with self.path.open("a+b") as stream:
@@ -122,7 +122,7 @@ def _read(path: Path) -> list[Result]:
                 and isinstance(result["seed"], int)
             )
         except (ValueError, KeyError, TypeError):
-            continue  # interrupted while it was written: that training is repeated
+            continue  # a write that was interrupted: the training is repeated
         if not is_whole:
             continue
         if schema != SCHEMA:

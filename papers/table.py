@@ -1,4 +1,4 @@
-"""A study's results as a plain table: ours with their spread, and the paper's numbers below."""
+"""A study's results as a plain table: our scores with their spread, above the paper's numbers."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class Board:
 
     @property
     def rows(self) -> list[str]:
-        """The rows from top to bottom."""
+        """The names of the rows from top to bottom."""
         return list(dict.fromkeys(row for row, _ in self.cells))
 
     @property
     def columns(self) -> list[str]:
-        """The columns from left to right."""
+        """The names of the columns from left to right."""
         return list(dict.fromkeys(column for _, column in self.cells))
 
     @property
     def scores(self) -> dict[Place, list[float]]:
-        """Return the final scores that count. A training that diverged without any has 0."""
+        """The final scores of valid results. A diverged training without a score has 0."""
         believed = {
             place: [result for result in results if not is_doubted(result)]
             for place, results in self.results.items()
@@ -55,7 +55,7 @@ class Board:
 
 
 def render(board: Board) -> str:
-    """Return scores, then bytes, as text."""
+    """Return the tables of scores and of bytes as text."""
     parts = [_scores(board)]
     results = [result for found in board.results.values() for result in found]
     if results:
@@ -78,7 +78,7 @@ def _scores(board: Board) -> str:
 
 
 def _said(results: Sequence[Result] | None, score: Measure) -> str:
-    """Return the mean with, for several seeds, half the range and their number."""
+    """Return the mean score; for several seeds, also half the range and the number of seeds."""
     if results is None:
         return ""
     if not results:
@@ -113,7 +113,7 @@ def _bytes(results: Sequence[Result] | None) -> str:
 
 
 def grid(lines: Sequence[Sequence[str]]) -> str:
-    """Return columns side by side, the first one aligned left and the others right.
+    """Return lines as aligned columns, the first one to the left and the others to the right.
 
     >>> print(grid([["", "a"], ["row", "10"]]))
           a

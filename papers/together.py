@@ -1,8 +1,8 @@
-"""All workers' batches in one pass: layers that keep the gradients of the workers apart.
+"""All workers' batches in one pass: layers that compute a separate gradient for each worker.
 
-Workers hold the same weights, so their computation can be one batch, W times as large, which a GPU
-processes faster than W small ones. Two things must be computed per worker: the gradients of the
-weights, by the layers in this module, and the statistics of batch normalisation.
+Workers hold the same weights, so their batches can be joined to one that is W times as large, which
+a GPU processes faster than W small ones. Two things must be computed per worker: the gradients of
+the weights, and the statistics of batch normalisation.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from sparsewire.adapters.capture import new_stream
 
 from . import layers
 
-SIDES = 3  # streams on which a GPU computes gradients of weights beside those of activations
+SIDES = 3  # extra streams on a GPU for gradients of weights
 
 
 class Crew:
-    """W workers that take a step together: which rows belong to whom, and where gradients go.
+    """W workers that share one pass: the rows of each worker, and the places of its gradients.
 
     Arguments:
-        places: for each parameter the tensor of all workers' gradients, (worker, *shape).
+        workers: The number of workers.
+        places: For each parameter, the tensor of all workers' gradients, (worker, *shape).
     """
 
     def __init__(self, workers: int, places: Mapping[Tensor, Tensor]) -> None:
@@ -38,8 +39,8 @@ class Crew:
         self._sides = [new_stream(device) for _ in range(SIDES if is_cuda else 0)]
         self._turn = 0
         self._used: set[torch.cuda.Stream] = set()  # in this pass
-        # what every layer depends on, so that autograd goes back to the first; nothing else of its
-        # gradients is autograd's business
+        # Every layer depends on this token, so that autograd goes back to the first layer. The
+        # gradients of weights are computed without autograd.
         self.token = torch.zeros((), device=device, requires_grad=True)
 
     def differentiate(self, losses: Tensor) -> None:
@@ -87,7 +88,7 @@ def can_join(model: nn.Module) -> bool:
 
 
 def join(model: nn.Module, crew: Crew) -> None:
-    """Replace layers, in place, by layers that keep workers apart while they train."""
+    """Replace layers in place by layers that compute a separate gradient for each worker."""
     for layer in model.modules():
         if type(layer) in LAYERS:
             layer.__class__ = LAYERS[type(layer)]
@@ -96,7 +97,7 @@ def join(model: nn.Module, crew: Crew) -> None:
 
 
 def _dtype(rows: Tensor) -> torch.dtype:
-    """Return the type in which products are computed: autocast's choice."""
+    """Return the type of matrix products, which autocast chooses."""
     kind = rows.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows.dtype
 

@@ -1,10 +1,10 @@
 """One training with W simulated workers that exchange gradients.
 
-The workers hold the same weights, so there is one model. In a step every worker's own batch goes
-forward and backward through it, for all workers together if its layers can keep them apart, which
-gives W flat gradients. The exchange is that of real workers, with a memory for each. The optimizer
-applies the mean once. Batch normalisation sees each worker's batch alone, as in DDP, and its
-running statistics are those of worker 0, whose model is tested.
+The workers hold the same weights, so there is one model. In a step, every worker's own batch goes
+forward and backward through it, in one pass for all workers if the layers support that. This gives
+W flat gradients, which are exchanged as between real workers, with a memory for each. The optimizer
+applies the mean once. Batch normalisation sees each worker's batch alone, as in DDP, and has the
+running statistics of worker 0.
 
 On CUDA all forward and backward passes of a step are one captured graph, and the exchange another.
 """
@@ -65,7 +65,7 @@ class Trainer(Training):
         return flat
 
     def _join(self) -> together.Crew | None:
-        """Let all workers share one pass through the model, if its layers can keep them apart."""
+        """Let all workers share one pass through the model, if its layers support that."""
         if not (isinstance(self._problem, Classes) and together.can_join(self.model)):
             return None
         pairs = zip(self._parameters, zip(*self._places, strict=True), strict=True)
@@ -75,8 +75,7 @@ class Trainer(Training):
         return crew
 
     def _set_rate(self, rate: float) -> None:
-        """Change the learning rate; after a drop, rescale the residuals so that they keep their
-        effect."""
+        """Change the learning rate. If the recipe has drops, rescale the residuals to match."""
         for group in self._optimizer.param_groups:
             if group["lr"] != rate:
                 if self._recipe.drops:
@@ -108,7 +107,7 @@ class Trainer(Training):
 
 @contextlib.contextmanager
 def _counting(model: nn.Module, counts: bool) -> Iterator[None]:
-    """Choose whether batch normalisation updates its running statistics in this pass."""
+    """Turn the running statistics of batch normalisation on or off."""
     norms = [part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
     for norm in norms:
         norm.track_running_stats = counts

@@ -1,4 +1,4 @@
-"""What all trainings have in common: the order of the data, learning rates, looks, the outcome."""
+"""The base class of trainings: the order of the data, learning rates, evaluations, the outcome."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from .clock import Clock
 from .problems import Problem
 from .recipe import Recipe
 
-STREAMS = 4  # workers whose passes run side by side on a GPU if they are not one
+STREAMS = 4  # streams for the workers' passes on a GPU, if they do not share one pass
 
 
 @dataclass(frozen=True)
 class Look:
-    """What the problem found when it looked, and the mean training loss since the last time."""
+    """The results of an evaluation, and the mean training loss since the last one."""
 
     step: int
     epoch: float
@@ -39,8 +39,11 @@ class Look:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a training went. Bytes are those of one worker in one step, `exchange_share` is how much
-    of a step's time the exchange of all workers takes; None if there were too few steps to tell."""
+    """The outcome of a training.
+
+    Bytes are per worker and step. `exchange_share` is the share of a step's time that the exchange
+    of all workers takes, or None if there were too few steps to measure it.
+    """
 
     steps: int
     parameters: int
@@ -55,7 +58,7 @@ class Outcome:
     looks: tuple[Look, ...]
 
     def to_dict(self) -> dict[str, object]:
-        """As JSON holds it, with the curves as lists."""
+        """Return the outcome as values for JSON, with the curves as lists."""
         fields = asdict(self)
         looks = [{**look.pop("found"), **look} for look in fields.pop("looks")]
         return {
@@ -70,9 +73,9 @@ Steps = Generator[None, None, Outcome]
 
 
 class Training(ABC):
-    """Trains `problem` by `recipe` with `scheme`; weights, order and chance follow from `seed`.
+    """Trains `problem` by `recipe` with `scheme`. `seed` determines all random choices.
 
-    On CUDA the host waits for the device only when the test set is looked at.
+    On CUDA the host waits for the device only in evaluations.
     """
 
     def __init__(
@@ -108,7 +111,7 @@ class Training(ABC):
         """Train to the end, or until numbers are no longer finite.
 
         Args:
-            tell: called after every look at the test set.
+            tell: Called after every evaluation.
         """
         steps = self.steps(tell)
         while True:
@@ -118,12 +121,12 @@ class Training(ABC):
                 return cast(Outcome, end.value)
 
     def go_on(self, steps: Steps) -> None:
-        """Take one of the `steps`, on a stream of its own; raises StopIteration at the end."""
+        """Take one of the `steps` on the training's own stream. Raise StopIteration at the end."""
         with _precision(self._recipe), torch.cuda.stream(self._stream):
             next(steps)
 
     def steps(self, tell: Callable[[Look], None]) -> Steps:
-        """The training step by step, so that several can take turns; returns its outcome."""
+        """Train step by step, so that several trainings can take turns. Return the outcome."""
         recipe, looks = self._recipe, list[Look]()
         began, tested = time.perf_counter(), 0.0
         stops = {round(self._per_epoch * (n + 1) / recipe.looks) for n in range(recipe.looks)}
@@ -157,15 +160,15 @@ class Training(ABC):
 
     @abstractmethod
     def _set_rate(self, rate: float) -> None:
-        """Take this step at a learning rate."""
+        """Set the learning rate of the next step."""
 
     @abstractmethod
     def _go_back_and_forth(self) -> None:
-        """Forward and backward of all workers."""
+        """Run forward and backward of all workers."""
 
     @abstractmethod
     def _learn(self, step: int) -> None:
-        """What follows: optimizers and exchange."""
+        """Run the optimizers and the exchange, after the backward passes."""
 
     def _outcome(self, looks: Sequence[Look], diverged: bool) -> Outcome:
         simulation, steps = self.simulation, looks[-1].step
@@ -202,7 +205,7 @@ class Training(ABC):
         )
 
     def _schedule(self, epoch: int) -> Tensor:
-        """Every worker's rows of every step of an epoch."""
+        """Return the rows of every step of an epoch, for every worker."""
         rows = self._problem.visit(self._seed, epoch)[
             : self._per_epoch * self._rows[..., 0].numel()
         ]
@@ -211,7 +214,7 @@ class Training(ABC):
     def _pass(
         self, worker: int, model: nn.Module, parameters: Sequence[Tensor], places: Sequence[Tensor]
     ) -> None:
-        """Forward and backward of one worker alone, its gradients into their places."""
+        """Run forward and backward of one worker, and write its gradients to their places."""
         mine = slice(worker * self._recipe.batch, (worker + 1) * self._recipe.batch)
         with self._aside(worker):
             inputs, labels = self._problem.batch(self._rows.flatten(0, 1)[mine])
@@ -223,7 +226,7 @@ class Training(ABC):
 
     @contextlib.contextmanager
     def _aside(self, worker: int) -> Iterator[None]:
-        """On a GPU, go on on one of a few streams, which all begin where the current one is."""
+        """Switch to one of a few streams on a GPU, which all start after the current one."""
         if not self._streams:
             yield
             return
@@ -234,7 +237,7 @@ class Training(ABC):
             yield
 
     def _come_together(self) -> None:
-        """Wait, on the device, for what was done aside."""
+        """Make the current stream wait for the workers' streams."""
         for stream in self._streams:
             torch.cuda.current_stream().wait_stream(stream)
 
@@ -244,7 +247,7 @@ class Training(ABC):
 
     @torch.no_grad()
     def _look(self, epoch: int, step: int, losses: list[float], seconds: float) -> Look:
-        """Test the weights as they are."""
+        """Evaluate the current weights."""
         passed = epoch + step / self._per_epoch
         self.model.eval()
         with self._autocast():
@@ -260,7 +263,7 @@ class Training(ABC):
 
 
 def free(device: torch.device) -> None:
-    """Give back what a training held that is over: graphs and their memory."""
+    """Free the graphs and the memory of a training that has ended."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -268,7 +271,7 @@ def free(device: torch.device) -> None:
 
 @contextlib.contextmanager
 def _precision(recipe: Recipe) -> Iterator[None]:
-    """Products as precise as `recipe` says, and the fastest convolutions."""
+    """Set the recipe's precision of matrix products, and choose the fastest convolutions."""
     cudnn, is_exact = torch.backends.cudnn, recipe.precision == "float32"
     before = torch.get_float32_matmul_precision(), cudnn.benchmark, cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest" if is_exact else "high")

@@ -1,8 +1,8 @@
-"""What accuracy costs: sparse against dense, each at its best learning rate on the same grid.
+"""The accuracy of sparse against dense training, each at its best learning rate on the same grid.
 
 Two tasks that a GPU trains in seconds and a laptop in minutes: ResNet-10 on CIFAR-10 with SGD and
 momentum, and a GPT of 0.8 million parameters on tiny shakespeare with AdamW. Differences to dense
-are taken seed by seed: the same weights to begin with, and the same batches.
+are taken per seed, with the same initial weights and the same batches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _AHEAD = {"communicate": "updates", "step_ahead": "auto"}
 
 @dataclass(frozen=True)
 class Row:
-    """A scheme of the table, and what else it takes."""
+    """A row of the table: a scheme, and its changes to the recipe."""
 
     name: str
     scheme: str
@@ -32,7 +32,7 @@ class Row:
     is_corrected: bool = False
 
     def recipe(self, recipe: Recipe) -> Recipe:
-        """The recipe with this row's changes."""
+        """Return the recipe with this row's changes."""
         return replace(corrected(recipe) if self.is_corrected else recipe, **self.how)
 
 
@@ -50,7 +50,7 @@ _AT_LEAST = ", min_count=16"
 
 
 def _early(first: float, then: float, scope: str = "") -> str:
-    """One ratio in the first half of the steps, `{half}`, and another in the second."""
+    """Return a scheme whose ratio changes after the first half of the steps, `{half}`."""
     selector = f"TopK({then}{'' if scope else _AT_LEAST})"
     return f"Warmup({_two_bits(selector, _EVERYTHING + scope)}, steps={{half}}, ratio={first})"
 
@@ -222,7 +222,7 @@ TEXTS = (
 
 
 WIDE = 32  # workers
-_PHOTO_STEPS, _TEXT_STEPS = 390, 122  # in an epoch
+_PHOTO_STEPS, _TEXT_STEPS = 390, 122  # per epoch
 _WIDE_ROWS = (
     DENSE,
     "gradients 1 %, corrected",
@@ -233,12 +233,12 @@ _WIDE_ROWS = (
 
 
 def photos(epochs: int, workers: int = WORKERS) -> Recipe:
-    """ResNet-10 on CIFAR-10, 390 steps an epoch, 128 images of all workers together in each."""
+    """Return the recipe of ResNet-10 on CIFAR-10: 390 steps per epoch with 128 images in total."""
     return recipe_of(workers, epochs, 0.1, is_small=True)
 
 
 def texts(epochs: int) -> Recipe:
-    """The small GPT, 122 steps an epoch."""
+    """Return the recipe of the small GPT, with 122 steps per epoch."""
     return Recipe(
         problem="shakespeare",
         workers=WORKERS,
@@ -277,14 +277,14 @@ def _quick(rows: Sequence[Row], recipe: Recipe, rate: float) -> list[Cell]:
 
 
 def _wide(rows: Sequence[Row], recipe: Recipe) -> list[Cell]:
-    """Four times the workers: how accuracy and bytes change with their number."""
+    """Return the cells with four times the workers, to see the effect of their number."""
     chosen = [row for row in rows if row.name in _WIDE_ROWS]
     return _cells(chosen, recipe, (recipe.rate,))
 
 
 def _remarks(measure: Measure) -> Any:
     def remarks(found: Mapping[Place, Sequence[float]]) -> list[str]:
-        """Every row at its best rate, and how far it is from dense, seed by seed."""
+        """Return each row's score at its best rate, and its difference to dense per seed."""
         best = at_their_best(found, measure)
         if DENSE not in best:
             return ["dense is not trained yet"]
@@ -304,7 +304,7 @@ def _remarks(measure: Measure) -> Any:
 
 
 def _mean(numbers: Sequence[float], measure: Measure, sign: str = "") -> str:
-    """A mean, with its standard error if there are several numbers."""
+    """Return a mean, with its standard error if there are several numbers."""
     digits = measure.digits
     text = f"{fmean(numbers):{sign}.{digits}f}"
     if len(numbers) > 1:
@@ -313,7 +313,7 @@ def _mean(numbers: Sequence[float], measure: Measure, sign: str = "") -> str:
 
 
 def _best_on_the_way(found: Mapping[Place, Sequence[Mapping[str, Any]]]) -> list[str]:
-    """Which rows were clearly better at some look than at the end, as where they overfit."""
+    """Return the rows that were clearly better before the end, for example because they overfit."""
     said = []
     for (row, rate), results in found.items():
         best = fmean(min(result["curves"][VALID_LOSS.field]) for result in results)
@@ -324,7 +324,7 @@ def _best_on_the_way(found: Mapping[Place, Sequence[Mapping[str, Any]]]) -> list
 
 
 def _where_it_is_lost(found: Mapping[Place, Sequence[Mapping[str, Any]]]) -> list[str]:
-    """How far each row's training loss is from dense, before the first drop and at the end."""
+    """Return each row's training loss minus that of dense, before the first drop and at the end."""
     said = []
     for (row, rate), results in found.items():
         dense = {result["seed"]: result for result in found.get((DENSE, rate), ())}

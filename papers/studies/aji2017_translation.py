@@ -1,7 +1,7 @@
 """Aji and Heafield 2017: gradient dropping on translation, and quantization after it.
 
-Small corpora and small models in place of the paper's WMT16, so BLEU does not compare with the
-paper's. What compares is every scheme with dense training of the same model on the same data.
+Corpora and models are smaller than the paper's WMT16 ones, so BLEU is not comparable with the
+paper's. Each scheme is compared with dense training of the same model on the same data.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ CORPORA = {"multi30k": "en→de", "tatoeba-en-ro": "ro→en"}
 MODELS = {"rnn": (512,), "transformer": (256, 256, 256)}
 NORMS = {"plain": False, "layernorm": True}
 SCORE = Measure("test_bleu", "test BLEU")
-CLOSE = 0.5  # points of BLEU that two trainings may differ without a reason
-LEARNT = 5.0  # points of BLEU below which a model says nothing about what is compared with it
-SLOWER = 1.1  # times the steps
+CLOSE = 0.5  # points of BLEU: smaller differences count as noise
+LEARNT = 5.0  # points of BLEU: a worse model is not used for comparisons
+SLOWER = 1.1  # the ratio of steps above which a scheme counts as slower
 RATES = (0.001, 0.002, 0.004, 0.008)
 
-_Making = Callable[[str, str], Recipe]  # of a corpus and a model
+_Making = Callable[[str, str], Recipe]  # from a corpus and a model
 
 
 def short() -> list[Cell]:
-    """About 3,300 steps with 4 × 64 pairs: 30 epochs of Multi30k, 45 of Tatoeba."""
+    """Return the recipe of about 3,300 steps with 4 × 64 pairs: Multi30k 30 epochs, Tatoeba 45."""
 
     def made(corpus: str, model: str) -> Recipe:
         return _recipe(corpus, model, {"multi30k": 30, "tatoeba-en-ro": 45}[corpus])
@@ -60,7 +60,7 @@ def short() -> list[Cell]:
 
 
 def laptop() -> list[Cell]:
-    """Small models of short sentences, 2,530 steps with 4 × 16 pairs: minutes each on two cores."""
+    """Return small models of short sentences, 2,530 steps with 4 × 16 pairs: minutes on 2 cores."""
 
     def made(corpus: str, model: str) -> Recipe:
         recipe = replace(_recipe(corpus, model, epochs=10), precision="float32", batch=16)
@@ -71,7 +71,7 @@ def laptop() -> list[Cell]:
 
 
 def rates() -> list[Cell]:
-    """The laptop's recipe with layer normalisation, at several learning rates."""
+    """Return the laptop recipe with layer normalisation, at several learning rates."""
     rows = {
         DENSE: SCHEMES[DENSE],
         LOCAL: SCHEMES[LOCAL],
@@ -99,7 +99,7 @@ def rates() -> list[Cell]:
 
 
 def quick() -> list[Cell]:
-    """Tiny models and a few hundred pairs: to see that everything runs, on a laptop."""
+    """Return tiny models and a few hundred pairs, to check on a laptop that everything runs."""
 
     def made(corpus: str, model: str) -> Recipe:
         recipe = replace(_recipe(corpus, model, epochs=2), precision="float32", limit=400)
@@ -126,7 +126,10 @@ def _recipe(corpus: Any, model: Any, epochs: int) -> Recipe:
 
 
 def _cells(made: _Making) -> Iterator[Cell]:
-    """Row by row, so that early results compare; quantization with layer normalisation alone."""
+    """Yield cells row by row, so that early results are comparable.
+
+    Quantization is tested only with layer normalisation.
+    """
     for row, (name, scheme) in ROWS.items():
         for corpus in CORPORA:
             for model in MODELS:
@@ -140,12 +143,12 @@ def _cells(made: _Making) -> Iterator[Cell]:
 
 
 def column(corpus: str, model: str, norm: str) -> str:
-    """The heading over a corpus, a model and its normalisation."""
+    """Return the heading of the column for a corpus, a model and its normalisation."""
     return f"{CORPORA[corpus]}, {model}, {norm}"
 
 
 def remarks(found: Mapping[Place, Sequence[float]]) -> list[str]:
-    """The claims about BLEU, each with what speaks for and against it."""
+    """Return verdicts on the claims about BLEU, with their evidence."""
     return [
         _claim("dropping 99 % loses no BLEU", _behind(found, LOCAL, DENSE, NORMS), True),
         _claim("dropping 99.9 % loses no BLEU", _behind(found, FEWER, DENSE, NORMS), True),
@@ -166,7 +169,7 @@ def remarks(found: Mapping[Place, Sequence[float]]) -> list[str]:
 
 
 def on_curves(results: Results) -> list[str]:
-    """The claim about convergence: steps to the same validation loss as without quantization."""
+    """Return verdicts on convergence: the steps to the same validation loss as without bits."""
     return [
         _pace("1 bit after dropping 99 % slows convergence", results, ONE_BIT),
         _pace("2 bits after dropping 99 % slow convergence", results, (TWO_BITS,)),
@@ -176,7 +179,7 @@ def on_curves(results: Results) -> list[str]:
 def _behind(
     found: Mapping[Place, Sequence[float]], row: str, other: str, norms: Sequence[str] | Any
 ) -> dict[str, tuple[float, bool]]:
-    """By how many points `row` is behind `other` in each column, and whether that is a loss."""
+    """Return by how many points `row` is behind `other` in each column, and if it exceeds noise."""
     gaps = {}
     for corpus in CORPORA:
         for model in MODELS:
@@ -191,7 +194,7 @@ def _behind(
 
 
 def _claim(claim: str, gaps: Mapping[str, tuple[float, bool]], is_even: bool) -> str:
-    """A verdict on "no loss" where `is_even`, else on "a loss"."""
+    """Return a verdict on a claim of equality if `is_even`, else on a claim of a loss."""
     if not gaps:
         return f"{claim}: not tested yet"
     held = sum(is_loss != is_even for _, is_loss in gaps.values())
@@ -205,7 +208,7 @@ def _verdict(held: int, asked: int) -> str:
 
 
 def _pace(claim: str, results: Results, rows: Sequence[str] | Any) -> str:
-    """A verdict on slowness, by the steps to the loss that halfway was reached without bits."""
+    """Return a verdict on slower convergence, by the ratio of steps to the same loss."""
     ratios: dict[str, float | None] = {}
     for row in rows:
         for (name, heading), quantized in results.items():
@@ -228,7 +231,10 @@ def _score(result: Mapping[str, Any]) -> float:
 def _ratio(
     quantized: Sequence[Mapping[str, Any]], exact: Sequence[Mapping[str, Any]]
 ) -> float | None:
-    """How many times the steps to the same loss; None if it was never reached."""
+    """Return the ratio of steps to the best loss of the exact training's first half.
+
+    None if the quantized training never reached it.
+    """
     steps, losses = _curve(exact)
     goal = min(losses[: (len(losses) + 1) // 2], default=None)
     if goal is None:
@@ -238,7 +244,7 @@ def _ratio(
 
 
 def _curve(results: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
-    """Steps, and validation losses on average over the seeds, as far as all of them go."""
+    """Return the steps and the mean validation losses over seeds, as far as all seeds have them."""
     curves = [result["curves"] for result in results]
     losses = zip(*(curve["valid_loss"] for curve in curves), strict=False)
     means = [fmean(found) for found in losses if None not in found]
@@ -246,7 +252,7 @@ def _curve(results: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[floa
 
 
 def _reached(steps: Sequence[float], losses: Sequence[float], goal: float) -> float | None:
-    """The step at which a loss comes down to `goal`, on a straight line between two looks.
+    """Return the step at which the loss reaches `goal`, by linear interpolation.
 
     >>> _reached([10, 20, 30], [3.0, 2.0, 1.0], 1.5)
     25.0

@@ -17,14 +17,15 @@ DENSE = "Standard SGD"
 RATES = (0.003, 0.01, 0.03, 0.1)
 _CORRECTED = "memory=MomentumCorrection()"
 _GLOBAL = "scope='global'"
-_EPOCH = 390  # steps of a dense start
+_EPOCH = 390  # steps of a dense start: one epoch
 
 
 @dataclass(frozen=True)
 class Row:
-    """A scheme of the table: a selector and the rest of its text, as in Table 1 to share results.
+    """A row of the table: a selector and the rest of the scheme's text.
 
-    If the memory has momentum, the optimizer has none. The first `dense` steps send everything.
+    Texts are the same as for Table 1, so that results are shared. If the memory has momentum, the
+    optimizer has none. The first `dense` steps send everything.
     """
 
     heading: str
@@ -44,7 +45,7 @@ class Row:
 
 
 def _ways(heading: str, name: str, selector: str, *more: str) -> tuple[Row, ...]:
-    """Return a scheme's variants: by layer, momentum correction, a dense epoch, globally."""
+    """Return a scheme's variants: layer-wise, momentum correction, a dense epoch, global."""
     plain = Row(heading, name, selector, more)
     better = Row(f"{heading}, corrected", f"{name}-corrected", selector, (_CORRECTED, *more))
     return (
@@ -70,7 +71,7 @@ SHARDED = _ways("Top-k, 1 %, sharded", "sharded", "TopK(0.01)", "collective=Shar
 BLOCK = _ways("Top block, 1 %", "top-block", "TopBlock(0.01)")
 LEADER = _ways("Leader top-k, 1 %", "leader-top-k", "LeaderTopK(0.01)")
 UNION = _ways("Union of top-k, 1 %", "union-top-k", "UnionTopK(0.01)")
-# with 8 workers no more bytes than top-k by all-gather at 1 %
+# with 8 workers, no more bytes than top-k at 1 % with all-gather
 MORE = _ways("Union of top-k, 5 %", "union-5", "UnionTopK(0.05)")[:2]
 RANDOM = Row("Random-k, allReduce, 1 %", "random-k", "RandomK(0.01)")
 RUNS = Row("Block-random-k, allReduce, 1 %", "block-random-k", "BlockRandomK(0.01, shared=True)")
@@ -89,8 +90,8 @@ ROWS = (
     *FEW,
 )
 ADDED = (*BLOCK, *LEADER, *UNION, RANDOM)
-# goals for some rows, of which the best counts: at most so many points behind another row, or at
-# least so many ahead of it
+# Goals: the best of some rows is at most this many points behind another row. A negative number
+# means at least this many points ahead of it.
 GOALS = (
     ("top-k at 1 %", TOP, DENSE, 0.2),
     ("an all-reduce at 1 %", ADDED, DENSE, 0.7),

@@ -1,4 +1,4 @@
-"""Eghlidi and Jaggi 2020: top-k, random-k and block-random-k, by layer and globally, on CIFAR-10.
+"""Eghlidi and Jaggi 2020: top-k, random-k and block-random-k, layer-wise and global, on CIFAR-10.
 
 ResNet-18, 1 % sent, momentum 0.9 and weight decay 1e-4 after the exchange. One-dimensional tensors
 are sent densely; otherwise random selection diverges (`eghlidi2020-divergence`).
@@ -25,7 +25,7 @@ SCHEMES = {
 }
 SCOPES = ("layer", "global")
 WORKERS = (1, 2, 4, 8)
-# Table 1 of the paper, test accuracy in per cent: four numbers of workers by layer, four globally.
+# Test accuracy in per cent from Table 1 of the paper: layer-wise for 1 to 8 workers, then global.
 PUBLISHED = {
     STANDARD: (94.50, 94.53, 94.40, 94.30, 94.50, 94.53, 94.40, 94.30),
     "Top-k": (93.63, 93.70, 93.68, 93.41, 91.45, 91.51, 91.75, 91.50),
@@ -36,12 +36,11 @@ PUBLISHED = {
 }
 RATES = (0.01, 0.03, 0.1, 0.3)
 LAPTOP = 10  # epochs of the laptop recipes, 3,900 steps
-_BATCH = 128  # of all workers together in the short recipes, of each worker in the paper's
+_BATCH = 128  # examples of all workers together in short recipes, of each worker in the paper's
 
 
 def recipe_of(workers: int, epochs: int, rate: float, is_small: bool = False) -> Recipe:
-    """Return a recipe with one batch divided among the workers: as many steps for any number of
-    them."""
+    """Return a recipe that divides one batch among the workers, so the steps stay the same."""
     return Recipe(
         problem="cifar10",
         workers=workers,
@@ -67,7 +66,7 @@ def corrected(recipe: Recipe) -> Recipe:
 
 
 def _rate(row: str, scope: str) -> float:
-    """The paper's learning rate of one worker."""
+    """Return the paper's learning rate for one worker."""
     return 0.01 if scope == "global" and row != STANDARD else 0.1
 
 
@@ -190,7 +189,7 @@ def laptop_rates() -> list[Cell]:
 
 _WHOLE, _SPARSIFIED = "1-D tensors whole", "1-D tensors sparsified"
 _BEFORE = "whole, momentum before the exchange"
-_CHANCE = 15.0  # with ten classes; a model that learns nothing stays below it
+_CHANCE = 15.0  # per cent: a model that learns nothing stays below this, with ten classes
 
 
 def divergence(is_small: bool = False) -> list[Cell]:
@@ -220,8 +219,7 @@ def divergence(is_small: bool = False) -> list[Cell]:
 
 
 def remarks(found: Mapping[Place, Sequence[float]]) -> list[str]:
-    """Check the paper's claims about Table 1 pair by pair, and list every row's distance from
-    dense."""
+    """Check the paper's claims about Table 1 pair by pair, and compare every row with dense."""
     means = {place: fmean(values) for place, values in found.items()}
     layer, everywhere = (
         {(row, w): (row, column(scope, w)) for row in SCHEMES for w in WORKERS} for scope in SCOPES
@@ -280,7 +278,7 @@ def _ordering(
 
 
 def _growth(claim: str, means: Mapping[Place, float]) -> str:
-    """Return by how much all-gather is better for blocks, from few workers to many."""
+    """Return how the advantage of all-gather for blocks changes with the number of workers."""
     said = []
     for scope in SCOPES:
         gaps = [
@@ -308,7 +306,7 @@ def _best(found: Mapping[Place, Sequence[float]]) -> list[str]:
 
 
 def _placement(found: Mapping[Place, Sequence[float]]) -> list[str]:
-    """Say what changes in every row if 1-D tensors are sparsified, or if momentum comes first."""
+    """Return the effects of sparsified 1-D tensors and of early momentum on every row."""
     means = {place: fmean(values) for place, values in found.items()}
     said = []
     for row in dict.fromkeys(row for row, _ in found):

@@ -239,7 +239,7 @@ class Liveness:
         )
 
     def _findings(self, cause: str) -> str:
-        """Return a text that names missing or late ranks, and the first alarm if it adds a cause."""
+        """Return a text that names missing or late ranks, and the first alarm if it is another."""
         try:
             if self.progress.is_first_meeting:
                 late = self._without("come", self._others)

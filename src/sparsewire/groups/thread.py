@@ -143,7 +143,7 @@ class Watcher:
             self.watch.check_deadline()
 
     def _listen(self) -> None:
-        """Wait for other ranks' reports in the store. It may block for ever; nobody waits for it."""
+        """Wait for other ranks' reports. It may block for ever, so no thread waits for this one."""
         if self._liveness.is_alone:
             return
         while self.broken is None and not self._stop.wait(POLL):
