@@ -67,16 +67,18 @@ class Rounds:
         else:
             self._updates.collect()
             self._start()
-            self.finish()
-            self._updates.begin()
+            self.finish(begins=True)
 
     def result(self) -> Found:
         """Wait for the exchange under way, and return its result."""
         assert self._pending is not None
         return self._pending.result()
 
-    def finish(self) -> None:
-        """Wait for the exchange under way, if there is one, and move the shared weights."""
+    def finish(self, begins: bool = False) -> None:
+        """Wait for the exchange under way, if there is one, and move the shared weights.
+
+        With `begins`, begin the next round there, as after every error.
+        """
         if self._pending is None:
             return
         number = self._updates.session.steps
@@ -88,9 +90,9 @@ class Rounds:
             raise
         finally:
             self._pending = None
-        self._updates.apply(found, ahead)
-        if found is not None and self._on_nonfinite == "raise":
-            self._updates.begin()
+        raises = found is not None and self._on_nonfinite == "raise"
+        self._updates.apply(found, ahead, begins or raises)
+        if raises:
             self.error = NonFiniteError(
                 f"NaN or infinity at step {number}: {found}. No rank took the step: weights and "
                 f"residual are those before it. Find the cause, or pass on_nonfinite='skip' to "

@@ -97,8 +97,7 @@ class Updates:
         except BaseException:
             self.begin()
             raise
-        self.apply(found, ahead)
-        self.begin()
+        self.apply(found, ahead, begins=True)
         return found
 
     def collect(self) -> None:
@@ -143,12 +142,20 @@ class Updates:
             self.session.counters.skipped += 1
         return found, ahead
 
-    def apply(self, found: NonFinite | None, ahead: float) -> None:
-        """Apply the mean update to the shared weights, and take rank 0's buffers."""
+    def apply(self, found: NonFinite | None, ahead: float, begins: bool = False) -> None:
+        """Apply the mean update to the shared weights, and take rank 0's buffers.
+
+        With `begins`, begin the next round there.
+        """
         self._take_buffers()
+        self.ahead = ahead
+        if begins and found is None and self._outer is None:
+            self.weights.advance(self.mean, self.residual, ahead)
+            return
         if found is None:
             self.weights.apply(self.mean, self._outer)
-        self.ahead = ahead
+        if begins:
+            self.begin()
 
     def begin(self) -> None:
         """Begin a round at x − λ·e."""
