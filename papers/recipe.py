@@ -112,7 +112,7 @@ class Recipe:
         if self.warmup and self.drops:
             raise ValueError("a recipe has either drops or a warmup, not both")
         if self.cosine and not self.warmup:
-            raise ValueError("a cosine begins after a warmup: give it one step at least")
+            raise ValueError("a cosine needs a warmup of at least one step")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the recipe as values for JSON."""

@@ -54,7 +54,7 @@ class Crew:
     def place(self, parameter: Tensor) -> Tensor:
         """Return the place of the workers' gradients of a parameter, once per pass."""
         if parameter in self._filled:
-            raise ValueError("workers cannot go together through a layer that is used twice")
+            raise ValueError("workers cannot share a pass through a layer that is used twice")
         self._filled.add(parameter)
         return self._places[parameter]
 

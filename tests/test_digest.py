@@ -136,9 +136,9 @@ def test_any_change_is_found(change: Any) -> None:
 @pytest.mark.parametrize(
     ("state", "reason"),
     [
-        (3, "no state of a sparsewire exchange"),
-        ([], "no state of a sparsewire exchange"),
-        ({"step": 1}, "no state of a sparsewire exchange"),
+        (3, "not the state of a sparsewire exchange"),
+        ([], "not the state of a sparsewire exchange"),
+        ({"step": 1}, "not the state of a sparsewire exchange"),
         ({"format": 2}, f"has format 2, and this version of sparsewire reads {FORMAT}"),
     ],
 )

@@ -263,7 +263,7 @@ def spoilt(name: str, tensor: Tensor) -> Saved:
     [
         ({}, r"lacks a, b, c: was it saved for this model\?"),
         ({"a": full(1)["a"], "c": full(1)["c"]}, "lacks b: was"),
-        ({**full(1), "d": {}, "e": {}}, "knows d, e, which this model has not"),
+        ({**full(1), "d": {}, "e": {}}, "contains d, e, which this model does not have"),
         ({**full(1), **{f"x{i}": {} for i in range(7)}}, "knows x0, x1, x2, x3, x4 and 2 more"),
         (
             full(1, RESIDUAL, "velocity"),
@@ -520,5 +520,5 @@ def test_state_that_does_not_fit_is_not_resized() -> None:
     with pytest.raises(sw.errors.StateError, match="residual of b holds NaN"):
         resize([full(1.0), spoilt("b", torch.full((3,), math.nan))], [FIELD], SHAPES, 0, 3)
     for saved, rank, world_size in (([], 0, 2), ([full(1.0)], 0, 0), ([full(1.0)], 2, 2)):
-        with pytest.raises(sw.errors.StateError, match="ranks cannot become that of"):
+        with pytest.raises(sw.errors.StateError, match="ranks cannot be resized for"):
             resize(saved, [FIELD], SHAPES, rank, world_size)

@@ -31,7 +31,7 @@ def verify(state: Any) -> None:
     """Raise unless this is a result of `seal` that has not changed since."""
     if not isinstance(state, Mapping) or not isinstance(state.get("format"), int):
         raise StateError(
-            "this is no state of a sparsewire exchange. Pass what state_dict() returned"
+            "this is not the state of a sparsewire exchange. Pass what state_dict() returned"
         )
     if state["format"] != FORMAT:
         raise StateError(
@@ -40,8 +40,9 @@ def verify(state: Any) -> None:
         )
     if state.get("digest") != digest(state):
         raise StateError(
-            "the saved state is not as it was saved: its digest does not match, so the file is "
-            "corrupt or was edited. Load an older checkpoint, or start with an empty residual"
+            "the saved state has changed since it was saved: its digest does not match, so the "
+            "file is corrupt or was edited. Load an older checkpoint, or start with an empty "
+            "residual"
         )
 
 

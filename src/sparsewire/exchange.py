@@ -74,7 +74,7 @@ class NonFinite:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one rank found in one exchange; on a GPU it is not read before somebody needs it.
+    """One rank's findings in one exchange. On a GPU they are not read until they are needed.
 
     `returned` is the part of the values in `selection` that was put back into the residual.
     """
@@ -91,12 +91,12 @@ class Exchange:
     """Runs a scheme over gradients, partitioned into `segments`, among `world_size` ranks.
 
     Arguments:
-        scheme: what to send, and how.
-        segments: the partition of the flat gradient.
-        world_size: the number of ranks that exchange.
-        dtype: the type of the gradient, in which sums are made.
-        skips_unused: if True, a parameter whose gradient is zero on all ranks is left out, state
-            included, because DDP does not pass its mean to the optimizer
+        scheme: The scheme to run.
+        segments: The partition of the flat gradient.
+        world_size: The number of ranks that exchange.
+        dtype: The type of the gradient and of the sums.
+        skips_unused: If True, a parameter whose gradient is zero on all ranks is left out, with its
+            state, because DDP does not pass its mean to the optimizer
             (`find_unused_parameters`).
     """
 

@@ -206,12 +206,12 @@ class Session:
             remedy = "every rank saves and loads its own"
             if saved[1] != mine[1]:
                 remedy = (
-                    "to go on with another number of ranks, pass the list of all ranks' states "
+                    "to resume with another number of ranks, pass the list of all ranks' states "
                     "and on_world_size_change='resize'"
                 )
             raise StateError(
-                f"the saved state is of rank {saved[0]} of {saved[1]}, and this is rank {mine[0]} "
-                f"of {mine[1]}: {remedy}"
+                f"the saved state is from rank {saved[0]} of {saved[1]}, and this is rank "
+                f"{mine[0]} of {mine[1]}: {remedy}"
             )
         self.store.check(state["memory"])
 
@@ -223,12 +223,12 @@ class Session:
         step = state["step"]
         if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 1 << 63:
             raise StateError(
-                f"the saved state's step is {step!r}, and should be a whole number from 0 to "
-                f"2^63 - 1"
+                f"the saved state's step is {step!r}, which is not a whole number from 0 to "
+                f"2^63 - 1. Pass what state_dict() returned, unchanged"
             )
         if strict and state["identity"] != self.scheme.identity:
             raise StateError(
-                f"the saved state is of {state['scheme']}, and this model runs {self.scheme!r}; "
+                f"the saved state is from {state['scheme']}, and this model runs {self.scheme!r}; "
                 f"attach with the saved scheme, or pass strict=False to keep the memory"
             )
 
@@ -415,7 +415,7 @@ class Transaction:
         if self._lost is not None:
             self.rollback()
             raise ExchangeError(
-                f"{self._lost}. What that machine was to send is lost, so the group is broken: "
+                f"{self._lost}. The updates of that machine are lost, so the group is broken: "
                 f"restart all ranks from a checkpoint"
             ) from self._lost
         if any(int(finding.selection.non_finite) != FINE for finding, _ in self._findings):

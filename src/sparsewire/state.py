@@ -332,7 +332,10 @@ class StateStore:
             isinstance(held, Mapping) and all(isinstance(t, Tensor) for t in held.values())
             for held in saved.values()
         ):
-            raise StateError("the saved memory is not what state_dict() returns")
+            raise StateError(
+                "the saved memory is not a mapping of tensors by parameter. Pass what "
+                "state_dict() returned, unchanged"
+            )
         missing = sorted(self.shapes.keys() - saved.keys())
         foreign = sorted(map(str, saved.keys() - self.shapes.keys()))
         if missing:
@@ -340,22 +343,24 @@ class StateStore:
                 f"the saved state lacks {_some(missing)}: was it saved for this model?"
             )
         if foreign:
-            raise StateError(f"the saved state knows {_some(foreign)}, which this model has not")
+            raise StateError(
+                f"the saved state contains {_some(foreign)}, which this model does not have"
+            )
         fields = {field.key: field for field in self.fields if field.persistent}
         optional = {key for key, field in fields.items() if field.extent == "owned"}
         for name in self.shapes:
             keys = saved[name].keys()
             if OWNED in keys and OWNED not in fields:
                 raise StateError(
-                    f"the saved state of {name} holds what an owner keeps back, and this scheme "
-                    f"has no owners: attach with collective=Sharded(), or it would be lost"
+                    f"the saved state of {name} holds a shard owner's residual, which this scheme "
+                    f"would lose, since it has no owners: attach with collective=Sharded()"
                 )
             # an owner without saved state begins with zeros
             if {*keys, *optional} != set(fields):
                 raise StateError(
                     f"the saved state of {name} holds {sorted(map(str, keys))}, and this memory "
                     f"keeps {sorted(fields)}: attach with the selector and the memory= that it was "
-                    f"saved with, or begin with an empty one"
+                    f"saved with, or start with an empty residual"
                 )
             for key, tensor in saved[name].items():
                 shape = self._shape(name, fields[key])
@@ -412,7 +417,7 @@ def resize(
     """
     if not saved or not 0 <= rank < world_size:
         raise StateError(
-            f"the state of {len(saved)} ranks cannot become that of rank {rank} of {world_size}"
+            f"the states of {len(saved)} ranks cannot be resized for rank {rank} of {world_size}"
         )
     for number, held in enumerate(saved):
         StateStore(fields, shapes, number, len(saved)).check(held)

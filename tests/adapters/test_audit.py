@@ -72,7 +72,7 @@ def test_two_ranks_have_no_majority() -> None:
 
 def test_optimizers_that_stepped_unequally() -> None:
     (said,) = set(compare([weights() for _ in range(3)], [7, 7, 8]))
-    assert "rank 2 of 3 differs in how often the optimizer has stepped" in said
+    assert "rank 2 of 3 differs in the number of optimizer steps" in said
 
 
 def test_when() -> None:

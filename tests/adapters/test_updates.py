@@ -806,8 +806,8 @@ def _damaged(kind: str, value: Tensor | None) -> Callable[[dict[str, Any]], dict
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda state: 3, "no state of a sparsewire exchange"),
-        (lambda state: {}, "no state of a sparsewire exchange"),
+        (lambda state: 3, "not the state of a sparsewire exchange"),
+        (lambda state: {}, "not the state of a sparsewire exchange"),
         (lambda state: {**state, "rank": 1, "world_size": 2}, "rank 1 of 2, .* rank 0 of 1"),
         (lambda state: {**state, "memory": {}}, "lacks"),
         (lambda state: {**state, "identity": "TopK(0.5)"}, "attach with the saved scheme"),
@@ -959,13 +959,13 @@ def test_a_list_that_is_not_one_checkpoint_is_refused() -> None:
     before = wire.state_dict()
     cases: list[tuple[Any, str, str]] = [
         ([first, second], "raise", r"a list of 2 states, .* on_world_size_change='resize'"),
-        (first, "raise", r"rank 0 of 2, and this is rank 0 of 1: to go on with another number"),
+        (first, "raise", r"rank 0 of 2, and this is rank 0 of 1: to resume with another number"),
         (first, "resize", "pass the list of all ranks' states and on_world_size_change='resize'"),
         ([first, second], "shrink", "must be 'raise' or 'resize', not 'shrink'"),
         ([], "resize", "the list of states is empty"),
         ([first], "resize", "number 0 of the list is the state of rank 0 of 2, and the list has 1"),
         ([second, first], "resize", "number 0 of the list is the state of rank 1 of 2"),
-        ([first, 3], "resize", "no state of a sparsewire exchange"),
+        ([first, 3], "resize", "not the state of a sparsewire exchange"),
         ([first, {**second, "step": 9}], "resize", "digest does not match"),
         ([first, seal({**second, "step": 9})], "resize", r"differ in step \(2 and 9\)"),
         ([seal({**first, "identity": "x"})] * 2, "resize", "number 1 of the list"),
@@ -983,7 +983,7 @@ def test_state_of_gradients_is_refused_and_another_scheme_may_be_let_in(group: N
     saved = gradients.state_dict()
     gradients.detach()
     net, optimizer, wire = start()
-    with pytest.raises(sw.errors.StateError, match="is of an exchange of gradients"):
+    with pytest.raises(sw.errors.StateError, match="is from an exchange of gradients"):
         wire.load_state_dict(saved)
     train(net, optimizer, range(3))
     other, _, another = start(scheme="Scheme(RandomK(0.1), dense_below=0, dense_1d=False)")

@@ -174,7 +174,7 @@ def test_state_that_does_not_fit_is_refused(two: Cluster) -> None:
     expected = {
         "scheme": "Scheme(TopK(0.1))",
         "rank": "rank 1 of 2",
-        "world": "of 99, and this is rank 0 of 2: to go on with another number of ranks, pass the",
+        "world": "of 99, and this is rank 0 of 2: to resume with another number of ranks, pass the",
         "format": "format 1, and this version of sparsewire reads 3",
         "no format": "state_dict()",
         "digest": "its digest does not match",
@@ -185,7 +185,7 @@ def test_state_that_does_not_fit_is_refused(two: Cluster) -> None:
         "scale": "not positive, finite numbers",
         "updates": "of an exchange of updates",
         "scaling": "learning rates",
-        "no memory": "not what state_dict() returns",
+        "no memory": "not a mapping of tensors by parameter",
         "missing": "0.weight",
         "foreign": "knows x",
         "shape": "residual of 0.weight has shape (3,)",

@@ -175,7 +175,7 @@ def test_who_waits_for_a_rank_that_ended_is_told() -> None:
     group = sw.groups.SimulatedGroup(4, intra_node=[[0, 1], [2], [3]], exchange=[[0, 2]])
     runs = [leader(0), follower(), leader(1), follower()]
     first, second, third, fourth = group.outcomes(runs, all_counters(4))
-    assert first == "the exchange cannot go on: rank 2, 3 of 4 ended"
+    assert first == "the exchange cannot continue: rank 2, 3 of 4 ended"
     assert second == "told 7"
     assert str(third) == "node 1 is broken"
     assert fourth == "told 0"

@@ -125,8 +125,8 @@ def attach(
             use torchrun's number.
         intra_node_dtype: The type of the sums inside a machine, such as `torch.bfloat16`. If None,
             the type of the values.
-        audit_every: Compare the weights of all ranks every so many steps, 100 by default, and
-            raise if they differ. None turns the comparison off.
+        audit_every: The number of steps between two comparisons of the weights of all ranks, 100
+            by default. All ranks raise if they differ. None turns the comparison off.
 
     Options for gradients:
         follow_lr: If True, rescale the residual when the learning rate changes, so that an old

@@ -71,7 +71,7 @@ class Audit:
             more = f" and {plural(len(different) - 1, 'more parameter')}" if different[1:] else ""
             found = f"{_told(odd[different[0]], len(counts))} in {different[0]}{more}"
         else:
-            found = f"{_told(_odd(counts), len(counts))} in how often the optimizer has stepped"
+            found = f"{_told(_odd(counts), len(counts))} in the number of optimizer steps"
         if _odd(counts):
             taken = ", ".join(map(str, counts))
             found += f"; the optimizer has taken {taken} steps on ranks 0, 1, …"

@@ -154,7 +154,7 @@ class SparseHookState(Attached):
     def _load(self, state: Mapping[str, Any], strict: bool) -> None:
         if "updates" in state:
             raise StateError(
-                "the saved state is of an exchange of updates. Attach with communicate='updates'"
+                "the saved state is from an exchange of updates. Attach with communicate='updates'"
             )
         self._pipeline.scaling.check(state.get("scaling"))
         self._session.load_state_dict(state, strict)
@@ -207,10 +207,10 @@ def _alarm_if_never_called(pipeline: Pipeline, parameters: Iterable[Tensor]) -> 
             if steps == 2:
                 warnings.warn(
                     "sparsewire is attached, but DDP has not called it in the first two steps: "
-                    "gradients are not exchanged, or not by sparsewire. Is another module called "
-                    "than the one attached to, such as net where DDP(net) is attached, or does a "
-                    "framework wrap it once more? Call the model that is attached, or attach to "
-                    "the one that is called",
+                    "gradients are not exchanged, or not by sparsewire. Your code may call a "
+                    "module other than the attached one, such as net if DDP(net) is attached, or "
+                    "a framework may wrap it again. Call the attached model, or attach to the one "
+                    "that is called",
                     RuntimeWarning,
                     stacklevel=2,
                 )

@@ -363,9 +363,9 @@ class SparseUpdates(Attached):
         saved = [check_saved(each.get("updates"), self._updates) for each in states]
         if any(map(is_between, saved)):
             raise StateError(
-                f"the saved state is of the middle of a round, after {saved[0]['local_step']} of "
-                f"{self.every} local steps, which another number of ranks cannot take over. Use a "
-                f"checkpoint of the end of a round, where wire.local_step is 0"
+                f"the saved state is from the middle of a round, after {saved[0]['local_step']} of "
+                f"{self.every} local steps, so another number of ranks cannot resume from it. Use "
+                f"a checkpoint from the end of a round, where wire.local_step is 0"
             )
         own = saved[merged["rank"] % len(states)]
         return {**merged, "updates": {**saved[0], "weights": own["weights"]}}

@@ -25,7 +25,7 @@ def check_saved(saved: Any, updates: Updates) -> Mapping[str, Any]:
     """Raise unless this was saved by an exchange of this model's updates."""
     if saved is None:
         raise StateError(
-            "the saved state is of an exchange of gradients. Attach with communicate='gradients'"
+            "the saved state is from an exchange of gradients. Attach with communicate='gradients'"
         )
     weights = updates.weights
     try:

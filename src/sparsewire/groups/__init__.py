@@ -23,7 +23,7 @@ class Group(Protocol):
     Attributes:
         rank: This rank's number.
         size: The number of ranks.
-        doing: What is under way, for error messages.
+        doing: The operation under way, for error messages.
     """
 
     rank: int
@@ -48,7 +48,7 @@ class Alone:
     Attributes:
         rank: 0.
         size: 1.
-        doing: What is under way, for error messages.
+        doing: The operation under way, for error messages.
 
     >>> import torch
     >>> import sparsewire as sw

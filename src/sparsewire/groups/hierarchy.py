@@ -133,7 +133,7 @@ def _try(dtype: torch.dtype, device: torch.device) -> None:
         torch.mul(probe, 0.5).add_(probe)
     except RuntimeError as error:
         raise AttachError(
-            f"{dtype} cannot be added up on {device.type}: leave intra_node_dtype out"
+            f"{dtype} cannot be summed on {device.type}: leave intra_node_dtype out"
         ) from error
 
 
@@ -171,7 +171,7 @@ def _share_out(mine: list[int], everyone: DistributedGroup) -> list[list[int]]:
     """Return all machines as their global ranks. Raise unless they divide the ranks evenly."""
     if everyone.size != dist.get_world_size():
         raise AttachError(
-            "intra_node= needs a model over all ranks, since all must make the groups"
+            "intra_node= needs a model over all ranks, because all of them must make the groups"
         )
     row = torch.full((everyone.size,), -1)
     row[: len(mine)] = torch.tensor(mine)
@@ -180,8 +180,8 @@ def _share_out(mine: list[int], everyone: DistributedGroup) -> list[list[int]]:
     nodes = sorted({tuple(rank for rank in row if rank >= 0) for row in rows})
     if len({len(node) for node in nodes}) > 1 or sum(map(len, nodes)) != everyone.size:
         raise AttachError(
-            f"the nodes given by intra_node= do not share out the model's {everyone.size} ranks "
-            f"evenly: every rank must be in one node, and all nodes must have as many ranks"
+            f"the machines given by intra_node= do not divide the model's {everyone.size} ranks "
+            f"evenly: every rank must be on one machine, and all machines must have equally many"
         )
     return [list(node) for node in nodes]
 

@@ -200,7 +200,9 @@ class _Turns(Generic[Result]):
             if gone.intersection(self._group.members(rank, ticket.request.group))
         ]
         who = f"rank {', '.join(map(str, sorted(gone)))} of {self._group.size}"
-        error = ExchangeError(f"the exchange cannot go on: {who} ended") if stuck else _different()
+        error = (
+            ExchangeError(f"the exchange cannot continue: {who} ended") if stuck else _different()
+        )
         for rank in stuck or list(self.alive):
             del self._waiting[rank]
             self._advance(rank, None, error)
