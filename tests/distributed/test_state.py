@@ -187,7 +187,7 @@ def test_state_that_does_not_fit_is_refused(two: Cluster) -> None:
         "scaling": "learning rates",
         "no memory": "not a mapping of tensors by parameter",
         "missing": "0.weight",
-        "foreign": "knows x",
+        "foreign": "contains x",
         "shape": "residual of 0.weight has shape (3,)",
         "nan": "0.bias",
     }
