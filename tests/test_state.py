@@ -264,7 +264,7 @@ def spoilt(name: str, tensor: Tensor) -> Saved:
         ({}, r"lacks a, b, c: was it saved for this model\?"),
         ({"a": full(1)["a"], "c": full(1)["c"]}, "lacks b: was"),
         ({**full(1), "d": {}, "e": {}}, "contains d, e, which this model does not have"),
-        ({**full(1), **{f"x{i}": {} for i in range(7)}}, "knows x0, x1, x2, x3, x4 and 2 more"),
+        ({**full(1), **{f"x{i}": {} for i in range(7)}}, "contains x0, x1, x2, x3, x4 and 2 more"),
         (
             full(1, RESIDUAL, "velocity"),
             r"a holds \['residual', 'velocity'\], .*keeps \['residual'\]",
@@ -281,7 +281,7 @@ def spoilt(name: str, tensor: Tensor) -> Saved:
         (spoilt("b", torch.ones(3).to(torch.float8_e5m2)), "tensor of another kind"),
         (spoilt("b", torch.ones(3).to_sparse()), "torch.float32, torch.sparse_coo"),
         (spoilt("b", torch.ones(3, device="meta")), "on the meta device"),
-        ({**full(1), 7: {}}, "knows 7, which"),
+        ({**full(1), 7: {}}, "contains 7, which"),
         ({**full(1), "b": {RESIDUAL: torch.ones(3), 7: torch.ones(3)}}, r"holds \['7', 'resid"),
     ],
 )
