@@ -168,7 +168,7 @@ class Session:
         return kept
 
     def residual(self, unit: Unit) -> Tensor | None:
-        """Return a read-only flat view of a unit's residual; None if this rank keeps none."""
+        """Return a unit's residual as one flat tensor, only to read; None if there is none."""
         exchange = unit.exchange
         if not self.topology.leads:
             return None

@@ -219,7 +219,7 @@ def _alarm_if_never_called(pipeline: Pipeline, parameters: Iterable[Tensor]) -> 
 
 
 def _leave_out_dropped_steps(pipeline: Pipeline) -> Any:
-    """Return an optimizer hook that drops skipped steps, including momentum and weight decay."""
+    """Return an optimizer hook that makes a skipped step change nothing, not even momentum."""
 
     def before_step(stepping: torch.optim.Optimizer, *_: object) -> None:
         if pipeline.dropped:

@@ -31,7 +31,7 @@ from .capture import Captured
 # A captured graph repeats its random numbers: the offset of Threshold's sample and the rounding of
 # QSGD. On CUDA, several exchanges with different numbers are therefore captured and take turns.
 # Random coordinates are drawn outside the graph and never repeat. The number is even, since every
-# step swaps the two copies of the state. It grows until every rank has been the leader.
+# step swaps the two copies of the state. If leaders rotate, it is a multiple of the workers.
 TURNS = 4
 _ALIGNED = 64  # values: the alignment of each worker's gradient
 
