@@ -74,7 +74,7 @@ class Connection:
             self._transport = transport
 
     def limited(self, call: Callable[[], Result]) -> Result:
-        """Return the result of `call` within the deadline, even if its store never answers.
+        """Return the result of `call`, or raise at the deadline: its store may never answer.
 
         :meta private:
         """
