@@ -264,7 +264,7 @@ class Warmup(Part):
                 f"Warmup's ratio replaces that of a selector, and {self.scheme.selector!r} has "
                 f"none. Leave ratio out for a dense start"
             )
-        self._resized(self.ratio)  # which says whether it fits
+        self.at(0)  # which says whether it fits
 
     @property
     def memory(self) -> Memory:
@@ -287,7 +287,7 @@ class Warmup(Part):
             return self.scheme
         full = self.scheme
         ratio = self._eased(step) if self.ease else 1.0 if self.ratio is None else self.ratio
-        if ratio < 1 or (self.ease and not full.values.quantizes):
+        if ratio != 1 or (self.ease and not full.values.quantizes):
             return self._resized(ratio)
         return Scheme(
             Dense(),

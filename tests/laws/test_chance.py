@@ -30,7 +30,7 @@ SIGMAS = 4.5  # some thousand comparisons are made
 def resized(selector: Selector, count: int) -> Selector:
     """The same selector, sending `count` of every segment."""
     assert isinstance(selector, Sized)
-    return replace(selector, ratio=None, count=count)
+    return replace(selector, ratio=None, count=count, min_count=1)
 
 
 @cache
