@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..errors import AttachError
 from ..segments import ParamSlice, Segments
 
-BLOCK = 1 << 16  # values that stay in a CPU's cache from one operation to the next
+BLOCK = 1 << 17  # values that stay in a CPU cache from one operation to the next
 
 
 class Weights:
@@ -82,7 +82,7 @@ class Weights:
 
     @property
     def _works_in_blocks(self) -> bool:
-        """Whether to work block by block, which saves a CPU half of the passes over memory."""
+        """Whether to work block by block: a CPU then reads and writes memory a quarter less."""
         return (
             self._start is None
             and self.device.type == "cpu"
