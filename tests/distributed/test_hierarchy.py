@@ -118,7 +118,7 @@ def test_a_node_resumes_as_if_it_had_never_stopped(four: Cluster) -> None:
     for whole, again, refusals in four.run(_resume):
         assert torch.equal(whole, again)
         assert "machines with 4 ranks each" in refusals[0]
-        assert "of rank 7 of 4" in refusals[1]
+        assert "from rank 7 of 4" in refusals[1]
 
 
 def _poisoned(on_nonfinite: str) -> tuple[str, list[int], torch.Tensor]:

@@ -183,7 +183,7 @@ def test_state_that_does_not_fit_is_refused(two: Cluster) -> None:
         "late": "a whole number from 0 to 2^63 - 1",
         "rate": "not positive, finite numbers",
         "scale": "not positive, finite numbers",
-        "updates": "of an exchange of updates",
+        "updates": "from an exchange of updates",
         "scaling": "learning rates",
         "no memory": "not a mapping of tensors by parameter",
         "missing": "0.weight",
