@@ -316,3 +316,10 @@ def test_local_steps_are_said() -> None:
         sw.explain("TopK(0.01)", SHAPES, 4, every=15)
     with pytest.raises(sw.errors.SchemeError, match="'gradients' or 'updates', not 'weights'"):
         sw.explain("TopK(0.01)", SHAPES, 4, communicate="weights")  # type: ignore[arg-type]
+
+
+def test_a_warmup_tells_the_bytes_of_its_first_steps() -> None:
+    shapes = {"w": (1000, 100)}
+    told = str(sw.explain("Warmup(TopK(0.01), steps=50, ratio=0.1)", shapes, workers=4))
+    first = sw.explain("TopK(0.1)", shapes, workers=4).sent_bytes
+    assert f"a ratio of 0.1 for 50 steps, with {human_bytes(first)} sent per step" in told

@@ -305,6 +305,10 @@ class TestWarmup:
         assert sw.parse(repr(warmup)) == warmup
         assert sw.Warmup(scheme, steps=10, ratio=1.0).at(9).selector == sw.Dense()
 
+    def test_equal_ratios_have_one_identity(self) -> None:
+        one, other = sw.Warmup(sw.TopK(0.1), ratio=1), sw.Warmup(sw.TopK(0.1), ratio=1.0)
+        assert (one.identity, repr(one)) == (other.identity, repr(other))
+
     def test_a_ratio_leaves_other_identities_as_they_were(self) -> None:
         assert "ratio=None" not in sw.Warmup(sw.TopK(count=5)).identity.split("scheme=")[0]
         assert sw.Warmup(sw.TopK(0.1)).identity.endswith("steps=1000, ease=False)")
@@ -313,7 +317,11 @@ class TestWarmup:
     @pytest.mark.parametrize(
         ("scheme", "options", "reason"),
         [
-            (sw.TopK(0.1), {"ratio": 2.0}, "above 0 and at most 1"),
+            (sw.TopK(0.1), {"ratio": 2.0}, "Warmup's ratio must be .* at most 1, not 2.0"),
+            (sw.TopK(0.1), {"ratio": 0.0}, "above 0"),
+            (sw.TopK(0.1), {"ratio": float("nan")}, "above 0"),
+            (sw.TopK(0.1), {"ratio": "0.04"}, "must be a number"),
+            (sw.TopK(0.1), {"ratio": True}, "must be a number"),
             (sw.TopK(0.1), {"ratio": 0.2, "ease": True}, "ease or a ratio, not both"),
             (sw.Dense(), {"ratio": 0.2}, "replaces that of a selector"),
             (sw.TopK(count=5), {"ratio": 0.2}, "replaces that of a selector"),

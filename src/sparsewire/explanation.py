@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
@@ -199,7 +199,7 @@ def explain(
         dense_float32_bytes=dense_traffic(segments.size, workers, 4),
         dense_bfloat16_bytes=dense_traffic(segments.size, workers, 2),
         memory_bytes=_memory_bytes(full, segments.size, workers) + weights,
-        warmup=_warmup(chosen),
+        warmup=_warmup(chosen, lambda first: explain(first, shapes, workers).sent_bytes),
         push_bytes=exchange.plan.message_bytes.get("push", 0),
         pull_bytes=exchange.plan.message_bytes.get("pull", 0),
         negotiation_bytes=exchange.negotiation.nbytes if exchange.negotiation else 0,
@@ -277,12 +277,13 @@ def _why(scheme: Scheme, segments: Segments) -> str:
     )
 
 
-def _warmup(scheme: AnyScheme) -> str:
+def _warmup(scheme: AnyScheme, bytes_of: Callable[[Scheme], int]) -> str:
     if not isinstance(scheme, Warmup):
         return ""
     steps = plural(scheme.steps, "step")
     if scheme.ratio is not None:
-        start = f"a ratio of {scheme.ratio:g} for {steps}"
+        sent = human_bytes(bytes_of(scheme.at(0)))
+        start = f"a ratio of {scheme.ratio:g} for {steps}, with {sent} sent per step"
     else:
         start = f"the ratio is eased in over {steps}" if scheme.ease else f"dense for {steps}"
     return f"{start}; the sizes above apply afterwards"

@@ -217,7 +217,8 @@ class Warmup(Part):
 
     Arguments:
         scheme: The scheme to use afterwards: a `Scheme` or a selector.
-        steps: The length of the warm-up in steps.
+        steps: The length of the warm-up in steps. If updates are exchanged, it counts exchanges,
+            not local steps.
         ease: If False, everything is sent until then. If True, the ratio is eased in: step t,
             counted from 0, drops a share R^(steps/(1+t)) of the coordinates, where R = 1 − ratio.
         ratio: The selector's ratio during the warm-up, in place of sending everything.
@@ -262,9 +263,16 @@ class Warmup(Part):
         if getattr(self.scheme.selector, "ratio", None) is None:
             raise SchemeError(
                 f"Warmup's ratio replaces that of a selector, and {self.scheme.selector!r} has "
-                f"none. Leave ratio out for a dense start"
+                f"none. Write a selector with a ratio, such as TopK(0.003)"
             )
-        self.at(0)  # which says whether it fits
+        is_number = isinstance(self.ratio, (int, float)) and not isinstance(self.ratio, bool)
+        if not is_number or not 0 < self.ratio <= 1:
+            raise SchemeError(
+                f"Warmup's ratio must be a number above 0 and at most 1, not {self.ratio!r}. "
+                f"Write ratio=0.04 to send 4 % in the first steps"
+            )
+        object.__setattr__(self, "ratio", float(self.ratio))
+        self.at(0)  # raises if a part does not fit this ratio
 
     @property
     def memory(self) -> Memory:

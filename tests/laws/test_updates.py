@@ -468,7 +468,7 @@ def test_when_it_is_measured() -> None:
     """In rounds 1, 2, 4, 8 and from then on every sixteenth."""
     shares, _ = _measure("mixed", 2, rounds=2 * PERIOD + 2)
     changed = [n for n in range(1, len(shares)) if shares[n] != shares[n - 1]]
-    assert changed == [1, 2, 4, 8, PERIOD, 2 * PERIOD]
+    assert changed == [1, 2, 4, 8, 16, 32, PERIOD, 2 * PERIOD]
 
 
 def test_without_a_residual_nobody_is_ahead() -> None:

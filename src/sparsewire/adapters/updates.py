@@ -29,8 +29,8 @@ from .weights import Weights
 StepAhead = float | Literal["auto"]
 
 UNIT = "updates"
-SAMPLE = 4096  # coordinates of the residual that ranks compare
-PERIOD = 16  # rounds between two comparisons
+SAMPLE = 1024  # coordinates of the residual that ranks compare
+PERIOD = 64  # rounds between two comparisons
 _SAMPLE_KEY = 0x5A11
 
 
