@@ -1,6 +1,6 @@
-"""`python -m papers`: what the papers claim, trained and shown beside their numbers.
+"""`python -m papers`: reproduce the papers' experiments and compare with their published numbers.
 
-It needs torch and numpy alone, so that it also runs on machines without the command line's extras.
+Requires only torch and numpy, so it also runs without the extras of the command line.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from .request import Request
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Train what is missing of a study, and show what there is; without a study, list all.
+    """Train the missing cells of a study and show its results; without a study, list all.
 
     Args:
         words: the command line without the program's name; `sys.argv` if not given.
 
     Returns:
-        The exit code: 0, 1 if it failed, 2 if it was asked for wrongly, 130 after Ctrl-C.
+        The exit code: 0 on success, 1 on failure, 2 for wrong usage, 130 after Ctrl-C.
     """
     words = sys.argv[1:] if words is None else words
     return run_guarded(lambda: _reproduce(read(Request, "python -m papers", words)), words)

@@ -1,4 +1,4 @@
-"""The twin of `layers` on CUDA: rows by pixel (`channels_last`), sums in float32 in fixed order."""
+"""CUDA version of `layers`: `channels_last` memory, deterministic float32 sums."""
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from sparsewire.kernels.cuda.launch import run
 
-CHANNELS = 64  # of one program
-ROWS = 64  # read together
-PROGRAMS = 1056  # among which sums are divided: eight for each multiprocessor of a large GPU
-BLOCK = 1024  # weights copied by one program
-PARTS = 32  # of these sums that are added up together
+CHANNELS = 64  # per program
+ROWS = 64  # pixels read per iteration
+PROGRAMS = 1056  # target number for reductions: eight per multiprocessor of a large GPU
+BLOCK = 1024  # weights copied per program
+PARTS = 32  # partial sums added per iteration
 
 
 @triton.jit
@@ -22,7 +22,7 @@ def add_parts(
     rows, slopes, moments, parts, count, each, channels, workers,
     IS_BACK: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Sum over some pixels: x and x² or, in the backward pass, dy and dy·x̂."""
+    """Compute partial sums over pixels: x and x² or, in the backward pass, dy and dy·x̂."""
     part, worker = tl.program_id(0), tl.program_id(1)
     own = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
     lanes = tl.arange(0, ROWS)
@@ -53,7 +53,7 @@ def add_parts(
 def add_all(
     parts, many, worker, own, channels, workers, PARTS: tl.constexpr, CHANNELS: tl.constexpr
 ):
-    """Add up both sums of a worker's parts."""
+    """Add up one worker's partial sums of both quantities."""
     first = tl.zeros([PARTS, CHANNELS], tl.float32)
     second = tl.zeros([PARTS, CHANNELS], tl.float32)
     for start in range(0, many, PARTS):
@@ -70,7 +70,7 @@ def finish_moments(
     parts, many, moments, mean_kept, variance_kept, count, channels, workers, eps, momentum,
     PARTS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Compute mean and inverse deviation of all workers; worker 0's update the running ones."""
+    """Compute every worker's mean and 1 / standard deviation. Worker 0 updates running moments."""
     worker = tl.program_id(0)
     own = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     first, second = add_all(parts, many, worker, own, channels, workers, PARTS, CHANNELS)
@@ -91,7 +91,7 @@ def finish_slopes(
     parts, many, gains, shifts, gains_step, shifts_step, channels, workers,
     PARTS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of gain and shift of every worker."""
+    """Compute each worker's gradients of gain and shift."""
     worker = tl.program_id(0).to(tl.int64)
     own = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     first, second = add_all(parts, many, worker, own, channels, workers, PARTS, CHANNELS)
@@ -235,7 +235,7 @@ def backward(
 
 
 class _Work:
-    """How one batch is divided among programs."""
+    """The division of one batch among programs."""
 
     def __init__(self, rows: Tensor, workers: int) -> None:
         number, self.channels, height, width = rows.shape

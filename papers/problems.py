@@ -1,4 +1,4 @@
-"""The problems of the studies: data on one device, and all random choices of an epoch."""
+"""Training problems of the studies: data on one device, and the random choices of each epoch."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from .recipe import Recipe
 from .tasks import cifar10, language, translation, translators
 
 AnyExamples = TypeVar("AnyExamples", mnist.Examples, cifar10.Examples)
-_TESTED = 1000  # examples evaluated together
-_TRANSLATED = 2000  # sentences, likewise
-_SMOOTHING = 0.1  # of the labels that translators are trained on
-_BLEUS = 5  # how often during a training BLEU is measured on the validation set
+_TESTED = 1000  # examples per evaluation batch
+_TRANSLATED = 2000  # sentences per evaluation batch
+_SMOOTHING = 0.1  # label smoothing for translation
+_BLEUS = 5  # measurements of validation BLEU per training
 
 
 class Problem(Protocol):
-    """Data, and a model to train on them."""
+    """A dataset and a model to train on it."""
 
     def __len__(self) -> int:
         """Return the number of training examples."""
 
     def build(self, seed: int) -> nn.Module:
-        """Return the model before the first step."""
+        """Return the initial model."""
 
     def visit(self, seed: int, epoch: int) -> Tensor:
-        """Return a row of integers for every example, in the order of `epoch`, for `batch`."""
+        """Return integer rows for `batch`, one per example, in the order of `epoch`."""
 
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inputs and labels of some rows. Nothing here is random or waits for the device."""
+        """Return the inputs and labels of `rows`. Deterministic; does not wait for the device."""
 
     def loss(self, answers: Tensor, labels: Tensor) -> Tensor:
         """Return the loss to minimise, from a model's outputs for a batch."""
 
     def look(self, model: nn.Module, epoch: float) -> dict[str, float]:
-        """Evaluate a model after an epoch. Return the results by field."""
+        """Evaluate a model after `epoch` epochs. Return the results by field."""
 
     def facts(self) -> dict[str, object]:
-        """Return what else to store with a result."""
+        """Return additional fields to store with a result."""
 
 
 class Classes:
@@ -62,12 +62,12 @@ class Classes:
         return {}
 
     def test(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return the test set, in parts."""
+        """Iterate over the test set in batches."""
         raise NotImplementedError
 
 
 def _test(model: nn.Module, parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, float]:
-    """Return mean loss and accuracy over all labels. Waits for the device."""
+    """Return the mean loss and accuracy over all labels. Waits for the device."""
     totals = None
     for inputs, labels in parts:
         answers = model(inputs).flatten(0, -2).float()
@@ -83,7 +83,7 @@ def _test(model: nn.Module, parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[flo
 
 
 class Mnist(Classes):
-    """MNIST, and a perceptron."""
+    """MNIST with a multilayer perceptron."""
 
     def __init__(self, data: mnist.Data, recipe: Recipe) -> None:
         self._data, self._recipe = data, recipe
@@ -108,7 +108,7 @@ class Mnist(Classes):
 
 
 class Cifar10(Classes):
-    """CIFAR-10, cropped and flipped at random, and a ResNet."""
+    """CIFAR-10 with random crops and flips, and a ResNet."""
 
     def __init__(self, data: cifar10.Data, recipe: Recipe) -> None:
         self._train, self._test, self._recipe = data.train.padded(), data.test, recipe
@@ -131,7 +131,7 @@ class Cifar10(Classes):
 
 
 class Characters:
-    """A text and a small GPT. The score is the loss of the next character, in nats."""
+    """Character-level language modelling with a small GPT. The score is the loss in nats."""
 
     def __init__(self, data: language.Data, recipe: Recipe) -> None:
         self._data, self._recipe = data, recipe
@@ -166,12 +166,12 @@ class Characters:
 
 @dataclass(frozen=True)
 class Sentences:
-    """A corpus in one vocabulary, on the device: training pairs, and those of both test sets."""
+    """A parallel corpus on one device, encoded with one vocabulary for both languages."""
 
     subwords: translation.Subwords
     train: translation.Examples
     val: translation.Examples
-    sources: dict[str, Tensor]  # of validation and test set, without a limit
+    sources: dict[str, Tensor]  # by set; sentences that are too long are truncated
     judges: dict[str, translation.Judge]
     left_out: int
 
@@ -264,7 +264,7 @@ _FINDERS = {"mnist": mnist.find, "cifar10": cifar10.find, "shakespeare": languag
 
 
 class Shelf:
-    """Problems by recipe, whose data are read once."""
+    """Problems by recipe, with each dataset read only once."""
 
     def __init__(self, folder: Path | None, device: torch.device) -> None:
         self._folder, self._device = folder, device
@@ -276,8 +276,8 @@ class Shelf:
         """Return the problem of `recipe`.
 
         Raises:
-            DataError: its data are missing or damaged.
-            LibraryError: a library that its data need is missing.
+            DataError: the data are missing or damaged.
+            LibraryError: a library that the data require is missing.
         """
         key = (recipe.problem, recipe.limit, recipe.vocabulary, recipe.length)
         if key not in self._read:
@@ -292,7 +292,7 @@ class Shelf:
         return Mnist(data, recipe)
 
     def check(self, recipe: Recipe) -> None:
-        """Check that the data of `recipe` exist. Raises as `get` does."""
+        """Check that the data of `recipe` exist. Raises the same errors as `get`."""
         if recipe.problem in translation.CORPORA:
             translation.check_libraries()
             translation.find(translation.CORPORA[recipe.problem], self._folder)
@@ -316,6 +316,6 @@ class Shelf:
         return cifar10.Data(self._some(photos.train, recipe), self._some(photos.test, recipe))
 
     def _some(self, examples: AnyExamples, recipe: Recipe) -> AnyExamples:
-        """Return the first examples, if the recipe has a limit, on the device."""
+        """Return the examples, truncated to the recipe's limit if it has one, on the device."""
         images, labels = examples.images[: recipe.limit], examples.labels[: recipe.limit]
         return replace(examples, images=images.to(self._device), labels=labels.to(self._device))

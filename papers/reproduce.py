@@ -1,7 +1,7 @@
-"""Train a study cell by cell, and show its results.
+"""Train the cells of a study and show its results.
 
-Every finished training is stored at once, so a study can be stopped at any time and continues where
-it stopped. Progress goes to standard error, the table to standard output.
+Every finished training is stored immediately, so an interrupted study resumes with the trainings
+that are missing. Progress goes to standard error, the table to standard output.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from .training import Look, Outcome, Steps, Training, free
 
 
 class RequestError(SparsewireError, ValueError):
-    """A study, cell, recipe or device that does not exist was requested."""
+    """Raised for a request that names an unknown study, cell, recipe or device."""
 
 
 def run(request: Request) -> None:
-    """Fulfil the request.
+    """Run a request: train the missing cells of a study and show its results, or list all studies.
 
     Raises:
-        RequestError: something that does not exist was requested.
+        RequestError: the request is invalid or names something that does not exist.
         DataError: data are missing or damaged.
         StoreError: the results cannot be read.
-        LibraryError: a library that only this study needs is missing.
+        LibraryError: an optional library that this study requires is missing.
     """
     if request.minutes is not None and request.minutes < 0:
         raise RequestError(f"--minutes must be at least 0, not {request.minutes:g}")
@@ -79,7 +79,7 @@ def run(request: Request) -> None:
 
 
 def overview() -> str:
-    """List every study with its claim and how much of it is done."""
+    """Return a list of all studies with their claims and progress."""
     lines = []
     for study in STUDIES.values():
         store = usual_store(study.paper, study.name)
@@ -103,9 +103,9 @@ def show(
     path: Path,
     is_quick: bool = False,
 ) -> None:
-    """Print the table and the conclusions, and draw the picture as PNG and SVG.
+    """Print the table and the conclusions, and save the picture as PNG and SVG.
 
-    A quick recipe has no conclusions: it only shows that everything runs.
+    A quick recipe has no conclusions; it only checks that everything runs.
     """
     board = table.Board(cells, store, study.score)
     print(f"{title}: {study.claim}\nresults in {store.path}\n\n{table.render(board)}")
@@ -132,7 +132,7 @@ def show(
 
 @dataclass(frozen=True)
 class _Training:
-    """A training that is under way."""
+    """A training in progress."""
 
     cell: Cell
     seed: int
@@ -143,7 +143,7 @@ class _Training:
     began: float
 
     def go_on(self) -> Outcome | None:
-        """Take a step. Return the outcome if no step is left."""
+        """Take one step. Return the outcome if the training is complete."""
         try:
             self.trainer.go_on(self.steps)
         except StopIteration as end:
@@ -152,20 +152,20 @@ class _Training:
 
 
 class _Filling:
-    """Trains the missing cells in turn, as long as there is time."""
+    """Trains the missing cells of a study within the time limit."""
 
     def __init__(
         self, study: Study, recipe: str, store: Store, device: torch.device, request: Request
     ) -> None:
         self._study, self._recipe, self._store, self._device = study, recipe, store, device
         self._request = request
-        self._commit = Setting.here({}).commit  # of the code that runs, even if files change
+        self._commit = Setting.here({}).commit  # read now: files may change during a run
         if request.download:
             cifar10.download(request.data or Path("data/cifar10"))
         self._shelf = Shelf(request.data, device)
 
     def fill(self, cells: Sequence[Cell], seeds: Sequence[int]) -> None:
-        """Train all cells with the first seed, then with the next, and so on."""
+        """Train all cells with the first seed, then all with the next, and so on."""
         todo = [(cell, seed) for seed in seeds for cell in cells]
         todo = [(cell, seed) for cell, seed in todo if not self._store.is_done(cell, seed)]
         self._many, self._began, self._longest = len(todo), time.monotonic(), 0.0
@@ -183,7 +183,7 @@ class _Filling:
         running: list[_Training] = []
         while todo or running:
             while todo and len(running) < self._request.beside:
-                if not self._is_time_left():  # at least one, unless there is no time at all
+                if not self._is_time_left():  # at least one runs, except with --minutes 0
                     is_asked = self._request.minutes != 0
                     self._tell(
                         f"{'time is up: ' if is_asked else ''}{plural(len(todo), 'training')} left"
@@ -192,7 +192,7 @@ class _Filling:
                     break
                 running.append(self._begin(*todo.pop(0), self._many - len(todo)))
             outcomes = [training.go_on() for training in running]
-            for number in reversed(range(len(running))):  # nothing else may keep it alive
+            for number in reversed(range(len(running))):  # no variable may keep a training alive
                 outcome = outcomes[number]
                 if outcome is not None:
                     self._keep(running[number], outcome)
@@ -202,14 +202,14 @@ class _Filling:
                     self._estimate(len(todo) + len(running))
 
     def _estimate(self, left: int) -> None:
-        """Say how long the remaining trainings will take, unless that is short."""
+        """Print the estimated remaining time if it is at least a minute."""
         passed = time.monotonic() - self._began
         minutes = passed / (self._many - left) * left / 60
         if minutes >= 1:
             self._tell(f"about {minutes:.0f} minutes for the other {left}, if they take as long")
 
     def _is_time_left(self) -> bool:
-        """Return whether a training would end in time if it took as long as the longest so far."""
+        """Return whether a training as long as the longest so far would end within the limit."""
         minutes = self._request.minutes
         if minutes is None:
             return True
@@ -236,7 +236,7 @@ class _Filling:
     def _keep(self, training: _Training, outcome: Outcome) -> None:
         sent = f"{human_bytes(outcome.sent)} sent per step"
         how = "" if outcome.captured or self._device.type == "cpu" else ", not captured"
-        if self._request.beside > 1:  # the time of a step then covers both trainings
+        if self._request.beside > 1:  # step times then include the other trainings
             outcome = replace(outcome, exchange_share=None)
         if outcome.exchange_share is not None:
             how += f", the exchange takes {100 * outcome.exchange_share:.0f} % of a step"
@@ -260,7 +260,7 @@ class _Filling:
         )
 
     def _found(self, look: Look) -> str:
-        """Return the results that the table or the picture will show."""
+        """Format the results that appear in the table or the picture."""
         shown = {measure.field: measure for measure in (*self._study.drawn, self._study.score)}
         return "".join(
             f"{measure.name} {measure.unit * look.found[field]:.2f}  "
@@ -293,7 +293,7 @@ def _pace(look: Look) -> str:
 
 
 def _seeded(text: str, seed: int) -> Scheme | Warmup:
-    """Return the scheme with random choices of its own for this seed."""
+    """Parse a scheme and set the seed of its random choices."""
     scheme = parse(text)
     if isinstance(scheme, Warmup):
         return replace(scheme, scheme=replace(scheme.scheme, seed=seed))

@@ -1,4 +1,4 @@
-"""What `python -m papers` can be asked for, as options of its command line."""
+"""Command-line options of `python -m papers`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _ALL_STUDIES = "The study; without one, list all with their claims and how much 
 
 @dataclass(frozen=True)
 class Request:
-    """Train what a paper claims and print the table beside the paper's numbers.
+    """Reproduce a paper's experiment and print the results beside the paper's numbers.
 
-    A study is a grid of trainings, filled cell by cell. Workers are simulated on one device, with
-    the same numbers as real ones. Every finished training is kept in --store, so a run that was
-    stopped goes on where it stopped. Table, remarks and picture (PNG and SVG) show all results on
-    file.
+    A study is a grid of trainings, trained cell by cell. Workers are simulated on one device and
+    compute the same numbers as real ones. Every finished training is saved in --store, so an
+    interrupted run resumes with the missing trainings. The table, remarks and picture (PNG and SVG)
+    show all saved results.
 
     examples:
       python -m papers

@@ -49,8 +49,8 @@ from .workspace import Workspace
 class Call:
     """Identifies one exchange: the `step` and `bucket`, on rank `rank`.
 
-    `opens` is True for the first exchange of a step. For `odd_local` see `Header`. `who` is what
-    errors call the members of the group.
+    `opens` is True for the first exchange of a step. For `odd_local` see `Header`. `who` is
+    the name for group members in error messages.
     """
 
     step: int
@@ -63,7 +63,7 @@ class Call:
 
 @dataclass(frozen=True)
 class NonFinite:
-    """NaN or infinity, as a rank and its first such parameter."""
+    """The first parameter with NaN or infinity on each affected rank."""
 
     parameters: Mapping[int, str]
     who: str = "rank"
@@ -74,9 +74,9 @@ class NonFinite:
 
 @dataclass(frozen=True)
 class Finding:
-    """One rank's findings in one exchange. On a GPU they are not read until they are needed.
+    """One rank's findings in one exchange. On a GPU the tensors are not read until needed.
 
-    `returned` is the part of the values in `selection` that was put back into the residual.
+    `returned` is the part of the selected values that went back into the residual.
     """
 
     segments: Segments
@@ -93,8 +93,8 @@ class Exchange:
     Arguments:
         scheme: The scheme to run.
         segments: The partition of the flat gradient.
-        world_size: The number of ranks that exchange.
-        dtype: The type of the gradient and of the sums.
+        world_size: The number of ranks.
+        dtype: The type of the gradient and of its sums.
         skips_unused: If True, a parameter whose gradient is zero on all ranks is left out, with its
             state, because DDP does not pass its mean to the optimizer
             (`find_unused_parameters`).
@@ -114,11 +114,11 @@ class Exchange:
         self.dtype = dtype
         self.skips_unused = skips_unused
 
-    # -- sizes, known before anything is sent ----------------------------------------------------
+    # -- sizes, known before communication ---------------------------------------------------------
 
     @cached_property
     def layout(self) -> MessageLayout:
-        """The layout of one message with everything that a rank sends."""
+        """The layout of a message that carries a rank's whole selection."""
         return MessageLayout(self._coding.indices, self._coding.values, self.segments)
 
     @cached_property
@@ -135,20 +135,20 @@ class Exchange:
 
     @cached_property
     def negotiation(self) -> NegotiationPlan | None:
-        """The sizes of the negotiation before the selection, if there is one."""
+        """The sizes of the negotiation that precedes selection, or None."""
         indices = self.scheme.indices
         return self.scheme.selector.negotiation(indices, self.segments, self.world_size)
 
     @property
     def traffic(self) -> int:
-        """The bytes that each rank sends in the first exchange of a step; it receives as many."""
+        """The bytes that each rank sends, and receives, in the first exchange of a step."""
         flags = bytes_with_checksum(len(self.segments.params)) if self.skips_unused else 0
         ahead = HEADER_BYTES + flags
         negotiated = self.negotiation.traffic if self.negotiation else 0
         return (self.world_size - 1) * (ahead + STATUS_BYTES) + negotiated + self.plan.traffic
 
     def fields(self, rank: int) -> dict[str, Segments]:
-        """Return how each field that a rank uses lies in its flat tensor, by key."""
+        """Return the segments of each state field's flat tensor on `rank`, by field key."""
         fields = dict.fromkeys([RESIDUAL], self.segments)
         owned = self.plan.owned(rank)
         for field in (*self.scheme.fields, *self.scheme.collective.fields):
@@ -158,15 +158,16 @@ class Exchange:
                 fields[field.key] = owned
         return fields
 
-    # -- the five steps --------------------------------------------------------------------------
+    # -- the five steps ----------------------------------------------------------------------------
 
     def run(
         self, gradient: Tensor, state: StepState, call: Call, counters: Counters, work: Workspace
     ) -> Routine[Finding]:
-        """Exchange one flat gradient, which then holds the mean over all ranks.
+        """Exchange one flat gradient, and replace it in place by the mean over all ranks.
 
-        Reads `state.before` and writes `state.after`. The caller keeps `after` or discards it once
-        the ranks `agree`. `work` belongs to this rank and may be used for many exchanges in turn.
+        Reads `state.before` and writes `state.after`. The caller keeps or discards `after` once the
+        ranks have compared statuses. `work` belongs to this rank and can be reused across
+        exchanges.
         """
         yield from self._compare_headers(call, gradient.device, work)
         context = self.context(call)
@@ -224,16 +225,16 @@ class Exchange:
         )
 
     def header(self, call: Call) -> Header:
-        """Return this rank's header, which is sent before anything else."""
+        """Return this rank's header, the first message of an exchange."""
         place = call.rank, call.step, call.bucket
         length = self.layout.nbytes
         return Header(*place, *self._fingerprints, length, odd_local=call.odd_local)
 
     def compares_headers(self, call: Call, device: torch.device, work: Workspace) -> bool:
-        """Return whether ranks compare headers before they send anything else.
+        """Return whether this exchange starts by comparing headers.
 
-        On a CPU they do so in the first exchange of every step. On a GPU, where reading an answer
-        waits for the device, only the first time that this scheme and layout are used.
+        On a CPU, the first exchange of every step does. On a GPU, where reading an answer waits for
+        the device, only the first exchange with this scheme and layout does.
         """
         is_known = self._fingerprints in work.met
         return not is_known or (call.opens and device.type == "cpu")
@@ -243,7 +244,7 @@ class Exchange:
         work.met.add(self._fingerprints)
 
     def _compare_headers(self, call: Call, device: torch.device, work: Workspace) -> Routine[None]:
-        """Check that all ranks are about to exchange the same."""
+        """Check that all ranks are about to run the same exchange."""
         if self.compares_headers(call, device, work):
             header = self.header(call)
             headers = yield from gather_headers(header, who=call.who)
@@ -296,17 +297,16 @@ class Exchange:
         return RandomKey(self.scheme.seed, call.step, call.rank)
 
     def _count(self, selection: Selection, counters: Counters) -> None:
-        """Count the selected coordinates, and note the norms of the gradient."""
+        """Record the number of selected coordinates and the gradient norms in the counters."""
         counters.accumulated[self.segments.params] = selection.squares
         counters.non_finite = selection.non_finite
         counters.aimed_at += sum(segment.count for segment in self.segments.sparse)
         counters.selected = counters.selected + selection.count
 
-    # -- state in another type than the gradient --------------------------------------------------
+    # -- state in a type other than the gradient's -------------------------------------------------
 
     def _restore(self, unused: Sequence[ParamSlice], state: StepState, rank: int) -> None:
-        """Restore the state of unused parameters, even if a codec decodes their zeros as another
-        value."""
+        """Restore the state of unused parameters, in case a codec decodes zeros as other values."""
         names = {param.name for param in unused}
         for key, segments in self.fields(rank).items() if names else ():
             if key not in state.before:
@@ -317,7 +317,7 @@ class Exchange:
                     state.after[key][place] = state.before[key][place]
 
     def _widened(self, state: StepState) -> StepState:
-        """Return the state in the type in which sums are made: the state itself, or a copy."""
+        """Return the state in the accumulation type: the state itself, or a converted copy."""
         if self.kept_as == self.dtype:
             return state
         return StepState(
@@ -327,22 +327,22 @@ class Exchange:
 
     @property
     def kept_as(self) -> torch.dtype:
-        """The type in which state is kept from step to step."""
+        """The storage type of state between steps."""
         return self.scheme.memory.kept_as(self.dtype)
 
     def _narrow(self, wide: StepState, state: StepState, call: Call) -> None:
-        """Round widened state up or down at random, so that it is right on average."""
+        """Round widened state back to its storage type stochastically, without bias."""
         if wide is state:
             return
         for key, segments in self.fields(call.rank).items():
             seed = fold(self._random_key(call).key(shared=False), name_key(key))
-            for param, view in segments.views(state.after[key]):  # not by position: DDP moves it
+            for param, view in segments.views(state.after[key]):  # not by position: DDP moves them
                 source = wide.after[key][param.start : param.stop]
                 kernels.on(view.device).narrow(source, view, fold(seed, name_key(param.name)))
 
 
 def status_of(findings: Sequence[Finding], rank: int) -> Tensor:
-    """Return what a rank found in the exchanges of a step, as one message for all others."""
+    """Pack a rank's findings in all exchanges of a step into one status message."""
     return torch.cat(
         [pack_status(f.corruption, f.non_finite, f.context.status.key(rank)) for f in findings]
     )
@@ -351,10 +351,18 @@ def status_of(findings: Sequence[Finding], rank: int) -> Tensor:
 def read_statuses(
     exchanges: Sequence[tuple[Segments, Context]], statuses: Tensor, who: str = "rank"
 ) -> NonFinite | None:
-    """Return what all ranks found together in the exchanges of a step, rank after rank.
+    """Check the statuses of all ranks for the exchanges of a step.
 
-    Returns None if every gradient now holds the mean. Raises `CorruptMessageError`, on all
-    ranks, if any message was corrupt.
+    Arguments:
+        exchanges: The segments and context of each exchange.
+        statuses: The status messages, in rank order.
+        who: The name for group members in error messages.
+
+    Returns:
+        The parameters with NaN or infinity, or None if every gradient now holds the mean.
+
+    Raises:
+        CorruptMessageError: A message was corrupt; raised on all ranks.
     """
     said = statuses.cpu().view(-1, len(exchanges), STATUS_BYTES)
     for number, (segments, context) in enumerate(exchanges):

@@ -1,8 +1,8 @@
-"""The ranks of one machine, which take part in an exchange as one.
+"""Hierarchical exchange: all ranks of one machine act as a single member of the group.
 
-Their gradients are averaged. The first rank, the leader, exchanges the average with the leaders of
-the other machines, and all ranks of the machine get the leader's result. Every message has a
-checksum, whose key depends on the machine, the step and the bucket.
+The ranks of a machine average their gradients. The first rank, the leader, exchanges the average
+with the leaders of the other machines and broadcasts the result to its machine. Every message
+carries a checksum keyed by machine, step and bucket.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from .requests import Routine, broadcast
 from .sums import sum_over_ranks
 from .workspace import Workspace
 
-NOTE_BYTES = 2048  # of the note in which a leader tells its machine how an exchange ended
+NOTE_BYTES = 2048  # size of the note that reports to a machine how its leader's exchange ended
 
 
 class Machine:
-    """One rank's part in the exchanges of its machine during one step.
+    """One rank's view of the exchanges within its machine during one step.
 
-    If this rank finds a corrupt message, it remembers that for each exchange, until
-    `gather_corruption` tells the leader.
+    Records the first corrupt message of each exchange until `gather_corruption` reports it to the
+    leader.
 
     Arguments:
         rank: the rank on this machine; 0 is the leader.
-        size: the number of ranks of the machine.
-        number: the number of the machine.
-        dtype: the type of sums of gradients; the gradient's own type if None.
-        work: buffers.
+        size: the number of ranks on the machine.
+        number: the index of the machine.
+        dtype: the accumulation type for gradients; the gradient's own type if None.
+        work: reusable buffers.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class Machine:
         self._corruption: list[Tensor] = []
 
     def compare(self, header: Header) -> Routine[int]:
-        """Return what the ranks of the machine disagree on, in the form that the header has."""
+        """Compare headers on this machine. Return the mismatch as `Header.odd_local` encodes it."""
         first = self.number * self.size
         own = replace(header, rank=first + self.rank)
         return local_difference((yield from gather_headers(own, "intra_node", first=first)))
 
     def average(self, flat: Tensor, context: Context) -> Routine[None]:
-        """Replace a flat gradient by the mean over the machine."""
+        """Replace a flat gradient in place by its mean over the machine."""
         dtype = self._dtype or flat.dtype
         total = yield from sum_over_ranks(
             flat.to(dtype),
@@ -91,17 +91,18 @@ class Machine:
     def follow(
         self, routine: Routine[Tensor], payload: Tensor, context: Context
     ) -> Routine[tuple[Tensor, Tensor]]:
-        """Run a routine on the leader, and return the bytes that it returns on all ranks.
+        """Run a routine on the leader and broadcast its result to all ranks of the machine.
 
-        An error that it raises on the leader is raised on all ranks.
+        An error raised on the leader is raised on every rank.
 
         Arguments:
-            routine: runs on the leader only.
-            payload: memory for the bytes, on the device where the result is wanted.
-            context: a context that no other routine uses.
+            routine: the routine to run, on the leader only.
+            payload: a byte tensor with the size and device of the result.
+            context: a context unique to this routine.
 
         Returns:
-            The bytes, and whether they arrived intact; if not, that is noted.
+            The received bytes, and a flag that is False if they arrived corrupt. Corruption is also
+            recorded for `gather_corruption`.
         """
         nbytes, key = payload.numel(), fold(context.common, INTRA_NODE, self.number)
         size = NOTE_BYTES + bytes_with_checksum(nbytes)
@@ -125,15 +126,15 @@ class Machine:
         return told[NOTE_BYTES : NOTE_BYTES + nbytes], is_fine
 
     def _note(self, corruption: Tensor) -> None:
-        """Keep the first corruption of an exchange."""
+        """Record a corruption code for the current exchange, unless it already has one."""
         first = self._corruption[-1]
         corruption = corruption.to(first.device)
         self._corruption[-1] = torch.where(first == FINE, corruption, first)
 
     def gather_corruption(self, context: Context) -> Routine[list[int]]:
-        """Return what any rank of the machine found corrupt, as a code for each exchange.
+        """Return one corruption code per exchange, merged over the ranks of the machine.
 
-        Raises on the leader alone if it cannot read what another rank found.
+        Raises `ExchangeError`, on the leader only, if another rank's report arrives corrupt.
         """
         own = torch.stack(self._corruption).cpu()
         rows, corruption = yield from gather_checked(
@@ -148,16 +149,16 @@ class Machine:
         return [_first_code(codes) for codes in found.T.tolist()]
 
     def _inside(self, context: Context) -> Context:
-        """Return the context of what the ranks of this machine send each other in an exchange."""
+        """Return the context for messages among the ranks of this machine."""
         return replace(context, purpose=INTRA_NODE, machine=self.number)
 
     @property
     def _note_key(self) -> int:
-        """The key of notes, which every rank of the machine can read, at whichever step it is."""
+        """The checksum key of notes, independent of the step so that every rank can read them."""
         return fold(INTRA_NODE, self.number)
 
     def _read_note(self, note: Tensor, context: Context) -> SparsewireError | None:
-        """Return the error that a leader sent to its machine, if any."""
+        """Return the error in a leader's note, or None."""
         note = note.cpu()
         if not bool(matches_checksum(note, self._note_key)):
             return self.unreadable(0, context)
@@ -169,7 +170,7 @@ class Machine:
         return error
 
     def unreadable(self, sender: int, context: Context) -> ExchangeError:
-        """Return the error of a rank that alone cannot read what another of its machine sent."""
+        """Return the error for a message within the machine that only this rank found corrupt."""
         return ExchangeError(
             f"what rank {sender} of machine {self.number} told its machine at step {context.step}, "
             f"bucket {context.bucket}, arrived corrupt, or the ranks are not at the same step. The "
@@ -179,7 +180,7 @@ class Machine:
 
 
 def _first_code(codes: Sequence[int]) -> int:
-    """Return the first code that is not fine, of the codes of all ranks for one exchange."""
+    """Return the first code other than FINE among all ranks' codes for one exchange."""
     for receiver, code in enumerate(codes):
         if code != FINE:
             return local_corruption_code(code // len(REASONS), receiver)
@@ -187,7 +188,7 @@ def _first_code(codes: Sequence[int]) -> int:
 
 
 def _write_note(error: Exception | None, key: int) -> Tensor:
-    """Return an error as a message of a fixed size, which is empty for none."""
+    """Encode an error as a fixed-size message, with empty text if there is no error."""
     text = ""
     if isinstance(error, SparsewireError):
         kind = next(base for base in type(error).__mro__ if base.__name__ in _ERRORS)

@@ -1,10 +1,10 @@
-"""The kernels for CPUs, compiled by numba, in one pass over memory.
+"""CPU kernels, compiled by numba, that make one pass over memory.
 
-The gradient is processed tile by tile. A tile is added to the residual (deposited) and, while it is
-in the cache, the entries that reach a floor are taken out (withdrawn): the candidates. A floor may
-be a guess. The result is exact all the same: surplus candidates are put back, and a segment with
-too few of them is searched again. Threads divide the tiles among themselves; the result does not
-depend on their number.
+The gradient is processed tile by tile. Each tile is added to the residual (deposited) and, while
+it is in the cache, entries whose magnitude reaches a floor are removed (withdrawn) as candidates. A
+floor may be a guess; the result is exact regardless, because surplus candidates are put back and a
+segment with too few candidates is searched again. Tiles are divided among threads, and the result
+does not depend on the number of threads.
 """
 
 from __future__ import annotations

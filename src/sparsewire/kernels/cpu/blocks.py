@@ -1,4 +1,4 @@
-"""Norms of blocks, in one pass over the gradient, and the blocks with the largest norms."""
+"""Block norms, computed in one pass over the gradient, and the blocks with the largest norms."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def top_blocks(norms: Tensor, segments: Segments, block: int, work: Workspace) -
 def _add_squares(
     sources: Sources, starts: Array, stops: Array, row: Array, wide: Array, norms: Array
 ) -> None:
-    """Sum squares as `reference` does: add the second half to the first until one number is left.
+    """Sum the squares of each block by pairwise halving, in the same order as `reference`.
 
-    Reads before and addend once. The squares of a block stay in the cache.
+    Reads `before` and `addend` once. The squares of a block stay in the cache.
     """
     before, addend, halves = sources.before, sources.addend, sources.halves
     kind = sources.kind
@@ -84,9 +84,9 @@ def _add_squares(
 def _choose(
     norms: Array, segments: Array, block: int, bits: Array, indices: Array, size: int
 ) -> None:
-    """Write the coordinates of each segment's largest blocks, then the padding index.
+    """Write the coordinates of each segment's largest blocks, followed by padding indices.
 
-    The smallest norm to keep is found bit by bit, in 31 passes over the few norms of a segment.
+    Finds the smallest selected norm bit by bit, in 31 passes over the norms of a segment.
     """
     for n in range(len(norms)):
         norm = norms[n]

@@ -1,4 +1,4 @@
-"""Packed integers, flags and checksums in plain loops. `..bits` defines the format."""
+"""Packed integers, flags and checksums as plain loops. `..bits` defines the format."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def inspect(
 
 @jit
 def _narrow(bits: Array, key: Any, words: Array) -> None:
-    """Round up or down at random. Four numbers share a random word: 16 bits each, lowest first."""
+    """Round stochastically. Four numbers share a random word: 16 bits each, lowest first."""
     for group in range((len(bits) + 3) // 4):
         chance = mix(key + np.uint64(group))
         for n in range(4 * group, min(4 * group + 4, len(bits))):
@@ -131,7 +131,7 @@ def _narrow(bits: Array, key: Any, words: Array) -> None:
 
 @jit
 def _pack(values: Array, width: int, data: Array) -> None:
-    """Pack integers. Reads them once for every eight bits of their width; writes each byte once."""
+    """Pack integers. Reads them once per eight bits of width, and writes each byte once."""
     full = len(values) // 8
     at = 0
     for low in range(0, width, 8):
@@ -155,7 +155,7 @@ def _pack(values: Array, width: int, data: Array) -> None:
 
 @jit
 def _word(data: Array, at: int) -> Any:
-    """Return the eight bytes from `at` on as one number; bytes after the last one are zero."""
+    """Load eight bytes starting at `at` as a little-endian word, zero-padded past the end."""
     word = np.uint64(0)
     if at + 8 <= len(data):
         eight = data[at : at + 8]
@@ -169,7 +169,7 @@ def _word(data: Array, at: int) -> Any:
 
 @jit
 def _unpack(data: Array, width: int, values: Array) -> None:
-    """Set the low bits of values that are zero there, in one pass for every eight bits."""
+    """OR the unpacked bits into `values`, whose low bits must be zero: one pass per eight bits."""
     full = len(values) // 8
     at = 0
     for low in range(0, width, 8):
@@ -199,7 +199,7 @@ def _set_flags(positions: Array, data: Array) -> None:
 
 @jit
 def _find_flags(data: Array, found: Array) -> bool:
-    """Find the set flags. Return whether there are more than `found` has room for."""
+    """Write the positions of set flags to `found`. Return whether there are too many to fit."""
     filled = 0
     for number in range((len(data) + 7) // 8):
         word = _word(data, 8 * number)
@@ -231,7 +231,7 @@ def _write_ascending(indices: Array, width: int, low: Array, flags: Array) -> No
 
 @jit
 def _raise_flags(word: Any, place: Any, flags: Array) -> None:
-    """Set flags within a word of 64 flags, and ignore flags beyond it."""
+    """Set the flags of 64-bit word number `place`, ignoring flags outside the buffer."""
     for at in range(max(0, 8 * place), min(8 * place + 8, len(flags))):
         flags[at] |= np.uint8((word >> np.uint64(8 * (at - 8 * place))) & np.uint64(255))
 
@@ -249,14 +249,14 @@ def _read_ascending(low: Array, flags: Array, width: int, size: int, indices: Ar
 @jit
 def _checksum(words: Array, key: Any) -> Any:
     total = np.uint64(0)
-    for n in range(len(words)):  # by number: adding to a position would prevent vectorisation
+    for n in range(len(words)):  # a running position would prevent vectorisation
         total += mix(words[n] ^ (np.uint64(n + 1) * GAMMA))
     return np.int64(mix(total ^ key))
 
 
 @jit
 def rises(indices: Array, size: int) -> bool:
-    """Return whether indices are ascending, unique and in range, except for `size` at the end."""
+    """Return whether indices strictly ascend within range, up to the padding `size` at the end."""
     if len(indices) == 0:
         return True
     wrong = np.int64(indices[0] < 0) + np.int64(indices[0] > size)
@@ -268,8 +268,11 @@ def rises(indices: Array, size: int) -> bool:
 
 @jit
 def _inspect(words: Array, key: Any, indices: Array, size: int, bits: Array, row: Array) -> None:
-    """Return whether a message's last word is the checksum of the others, whether its indices are
-    valid, and whether its values, given as bits, are finite: one pass over each."""
+    """Write to `row` whether the checksum matches, the indices are valid and the values are finite.
+
+    The last word of a message is its checksum. Values are given as bits. Makes one pass over each
+    array.
+    """
     row[0] = _checksum(words[:-1], key) == np.int64(words[-1])
     row[1] = rises(indices, size)
     largest = np.uint32(0)

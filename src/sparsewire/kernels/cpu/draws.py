@@ -1,4 +1,4 @@
-"""Random coordinates, drawn in a time that is proportional to their number."""
+"""Random coordinates, drawn in time proportional to their number."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .stripes import bits_set, lowest_bit
 
 _POSITIVE = np.uint64((1 << 63) - 1)
 BATCH = 256
-_EXACT = 1 << 12  # from this bound on, float64 can represent the quotient
+_EXACT = 1 << 12  # from this bound on, the quotient of 63 bits fits in a float64
 
 
 class _Columns(NamedTuple):
@@ -37,7 +37,7 @@ def random_k(segments: Segments, key: int, device: torch.device, work: Workspace
     longest = max((segment.length for segment in segments.sparse), default=0)
     marks = work.kept(segments, "marks", lambda: np.empty(longest // 64 + 1, np.uint64))
     count = table.owner.numel()
-    indices = torch.empty(count + 2, dtype=torch.int64)  # two are always written
+    indices = torch.empty(count + 2, dtype=torch.int64)  # room for the unconditional writes
     _random_k(_Columns.of(table), signed(key), marks, array(indices))
     return indices[:count].to(device)
 
@@ -51,7 +51,7 @@ def block_random_k(segments: Segments, key: int, device: torch.device, work: Wor
 
 @jit
 def _below(word: Any, bound: int, inverse: float) -> Any:
-    """Return the remainder of 63 bits. The quotient in floating point is off by two at most."""
+    """Return the low 63 bits modulo `bound`. The floating-point quotient is off by at most two."""
     number = np.int64(word & _POSITIVE)
     if bound < _EXACT:
         return number % bound
@@ -65,10 +65,10 @@ def _below(word: Any, bound: int, inverse: float) -> Any:
 
 @jit
 def _write_places(word: Any, base: Any, places: Array, at: Any) -> Any:
-    """Write the positions of the bits that are set in a word.
+    """Write the positions of the set bits of a word. Return the end of the output.
 
-    Most words have at most two. Two are therefore written unconditionally, and a position that is
-    not set is overwritten by the next word.
+    Most words have at most two set bits, so two positions are always written; the next word
+    overwrites the surplus.
     """
     one = np.uint64(1)
     places[at] = base + lowest_bit(word)
@@ -85,10 +85,10 @@ def _write_places(word: Any, base: Any, places: Array, at: Any) -> Any:
 
 @jit
 def _random_k(table: _Columns, key: int, marks: Array, out: Array) -> None:
-    """Mark the chosen coordinates, or the unchosen if these are fewer, and read the marks in order.
+    """Mark the chosen coordinates, or the others if they are fewer, and read the marks in order.
 
-    There is a bit for each coordinate of one segment. A million of them take 125 KB, which stay in
-    the cache.
+    Uses one bit per coordinate of a segment: 125 KB per million coordinates, which stay in the
+    cache.
     """
     keys, starts, lengths, counts = table.keys, table.starts, table.lengths, table.counts
     at = np.int64(0)
@@ -100,9 +100,9 @@ def _random_k(table: _Columns, key: int, marks: Array, out: Array) -> None:
         inverse = 1.0 / length
         leaves_out = count > length - count
         missing = length - count if leaves_out else count
-        marks[: (length + 63) >> 6] = np.uint64(0)  # which also brings them into the cache
+        marks[: (length + 63) >> 6] = np.uint64(0)  # also loads them into the cache
         while missing > 0:
-            batch = min(missing, BATCH)  # so that no draw waits for the mark of the draw before it
+            batch = min(missing, BATCH)  # batched so that no draw waits for the previous mark
             for n in range(batch):
                 drawn[n] = _below(mix(stream + np.uint64(n)), length, inverse)
             stream += np.uint64(batch)

@@ -1,4 +1,4 @@
-"""Selections that take entries out of the residual, with the tables that `walk` needs for them."""
+"""Selections that remove entries from the residual, and the tables that `walk` needs."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _KINDS = {
     torch.bfloat16: numbers.BFLOAT16,
     torch.float16: numbers.FLOAT16,
 }
-Limit = Literal["counts", "capacities"]  # which numbers limit the entries of a segment
-LARGE = 1 << 21  # coordinates; so many do not stay in the cache until the next step
+Limit = Literal["counts", "capacities"]  # the column that limits the entries of a segment
+LARGE = 1 << 21  # coordinates; a larger residual does not stay in the cache until the next step
 _NO_FLOATS = np.empty(0, np.float32)
 _NO_HALVES = np.empty(0, np.uint16)
 _NO_BITS = np.empty(0, np.uint32)
@@ -87,7 +87,7 @@ def chosen(
         return reference.chosen(before, addend, after, segments, indices, work)
     plan = plan_of(segments, "counts", work)
     places, count = array(indices), indices.numel()
-    # from numpy, which asks for huge pages: a dense gradient would need too many small ones
+    # numpy requests huge pages; a dense gradient would need too many small ones
     goal = np.empty(count + segments.dense_size, np.float32)
     target, sources = array(after), sources_of(before, addend)
     cuts = [*np.searchsorted(places, plan.edges[:-1]).tolist(), count]
@@ -110,7 +110,7 @@ def _withdraw(
     plan: Plan,
     is_exact: bool,
 ) -> Selection:
-    """Take out the entries that reach the floors of the plan."""
+    """Remove the entries whose magnitude reaches the floors of the plan."""
     count = int(plan.segments.limits.sum())
     indices = torch.empty(count, dtype=torch.int64)
     values = torch.empty(count + segments.dense_size)
@@ -144,7 +144,7 @@ def _is_walkable(before: Tensor | None, addend: Tensor, after: Tensor, segments:
 
 
 def is_addable(before: Tensor | None, addend: Tensor, segments: Segments) -> bool:
-    """Return whether the compiled loops can add the two."""
+    """Return whether the compiled loops can add `before` and `addend`."""
     size = segments.size
     return (
         is_flat(addend, *_KINDS)
@@ -155,7 +155,7 @@ def is_addable(before: Tensor | None, addend: Tensor, segments: Segments) -> boo
 
 
 def sources_of(before: Tensor | None, addend: Tensor) -> Sources:
-    """Return the two terms of the sum, in the form that `walk` takes."""
+    """Return the two terms of the sum in the form that `walk` expects."""
     kept = _NO_FLOATS if before is None else array(before)
     kind = _KINDS[addend.dtype]
     if kind == numbers.PLAIN:
@@ -165,7 +165,7 @@ def sources_of(before: Tensor | None, addend: Tensor) -> Sources:
 
 @dataclass
 class _Part:
-    """The tiles of one thread, and room for their candidates."""
+    """The tiles of one thread, and buffers for their candidates."""
 
     tiles: Tiles
     candidates: Candidates
@@ -173,7 +173,7 @@ class _Part:
     non_finite: int = -1
 
     def scratch_for(self, sample: int) -> Scratch:
-        """Return the scratch memory, with room for a sample of a segment."""
+        """Return the scratch memory, grown to hold a sample of `sample` values."""
         if len(self.scratch.sample) < sample:
             self.scratch = self.scratch._replace(sample=np.empty(sample, np.uint32))
         return self.scratch
@@ -204,7 +204,7 @@ class _Part:
 
 
 class Plan:
-    """Tables, buffers and guesses for one kind of selection from one partition of the gradient."""
+    """Tables, buffers and guesses for one kind of selection on one partition of the gradient."""
 
     def __init__(self, segments: Segments, limit: Limit, parts: int) -> None:
         table, tiles = segments.table(CPU, Workspace()), TileTable.of(segments, CPU, walk.TILE)
@@ -257,11 +257,11 @@ class Plan:
 
     @property
     def tally(self) -> Array:
-        """The number of floors that were low enough, and of those that were too high."""
+        """The numbers of floors that were low enough and too high."""
         return self.guesses.tally
 
     def join(self) -> Candidates:
-        """Return the candidates of all parts as one; a segment may span several parts."""
+        """Concatenate the candidates of all parts; a segment may span several parts."""
         if len(self.parts) == 1:
             return self.parts[0].candidates
         at, joined = 0, self._joined
@@ -284,6 +284,6 @@ class Plan:
 
 
 def plan_of(segments: Segments, limit: Limit, work: Workspace) -> Plan:
-    """Return the plan of a partition, which is made once."""
+    """Return the cached plan of a partition."""
     parts = parts_for(segments.size)
     return work.kept(segments, ("cpu", limit, parts), lambda: Plan(segments, limit, parts))

@@ -1,6 +1,6 @@
-"""Floors: the smallest magnitude of a candidate.
+"""Floors: the smallest magnitude at which an entry becomes a candidate.
 
-For `over_threshold` floors are exact. For `top_k` they are guesses; a wrong one only costs time.
+Floors are exact for `over_threshold` and guesses for `top_k`, where a wrong guess only costs time.
 """
 
 from __future__ import annotations
@@ -12,42 +12,41 @@ import numpy as np
 from .jit import Array, jit, mix
 from .numbers import INFINITE, NONE, PLAIN, Sources, kth_magnitude, magnitude, widened
 
-SAMPLE = 1 << 14  # size of the sample from which the first floor of a segment is guessed
+SAMPLE = 1 << 14  # sample size for the first guess of a segment's floor
 SMALL = 1 << 12  # smaller segments need no guess
 
-BELIEVED = 0.25  # the largest change that is taken into account
+BELIEVED = 0.25  # the largest relative change that is taken into account
 GOES_ON = 0.7  # the share of a rise that is expected to continue
-FORGET = 0.7  # the share of an error that is remembered after a step
-GUESSED = np.uint32(1 << 22)  # as bits: about half of a magnitude
+FORGET = 0.7  # the decay per step of the recorded error
+GUESSED = np.uint32(1 << 22)  # in bits: half a binade, a factor of about 0.7
 
 
 class SegmentColumns(NamedTuple):
-    """What the loops need about segments, and about the samples that thresholds come from."""
+    """Columns of the segment table, and the sampling parameters for thresholds."""
 
     starts: Array
     lengths: Array
     counts: Array
     limits: Array  # the largest number of entries to take out of a segment
-    names: Array  # keys
-    strides: Array  # of the samples; empty if floors do not come from samples
-    key: int  # of the step
+    names: Array  # hashed names, for random choices
+    strides: Array  # sampling strides; empty if floors are not sampled thresholds
+    key: int  # the random key of the step
 
 
 class Guesses(NamedTuple):
-    """What is known about each segment's k-th magnitude."""
+    """Running estimates of each segment's k-th magnitude."""
 
-    kth: Array  # the last one, as bits; infinite before the first
-    trends: Array  # the factor by which it changes
-    falls: Array  # how far it was below the guess recently
-    tally: Array  # numbers of floors that were low enough, and that were too high
+    kth: Array  # the last k-th magnitude, as bits; infinite before the first step
+    trends: Array  # the expected factor of change per step
+    falls: Array  # the recent relative shortfall below the guess
+    tally: Array  # the numbers of floors that were low enough and too high
 
 
 @jit
 def _sample(sources: Sources, first: int, count: int, stride: int, floor: Any, out: Array) -> Array:
-    """Return the bits of before + addend at every `stride`th coordinate, where they reach the
-    floor.
+    """Sample before + addend at a stride. Return the bits of magnitudes that reach the floor.
 
-    Reads a cache line of every source for each of the `count` coordinates that are not neighbours.
+    Unless the stride is small, each of the `count` samples reads its own cache line per source.
     """
     before, addend, halves = sources.before, sources.addend, sources.halves
     at = 0
@@ -69,14 +68,14 @@ def _sample(sources: Sources, first: int, count: int, stride: int, floor: Any, o
 
 @jit
 def likely_floor(sample: Array, count: int, length: int) -> Any:
-    """Return a floor that somewhat more than `count` of `length` magnitudes should reach."""
+    """Estimate a floor that slightly more than `count` of `length` magnitudes reach."""
     wanted = np.int64(np.ceil(len(sample) * 1.5 * count / length)) + 8
     return kth_magnitude(sample, wanted) if wanted < len(sample) else np.uint32(0)
 
 
 @jit
 def learn(kth: float, last: float, guesses: Guesses, segment: int) -> None:
-    """Record how a segment's k-th magnitude changed, and how far below the guess it was."""
+    """Update a segment's trend and shortfall from its new k-th magnitude."""
     trends, falls = guesses.trends, guesses.falls
     if last > 0 and kth > 0:
         fall = 1 - kth / (last * trends[segment])
@@ -89,11 +88,10 @@ def learn(kth: float, last: float, guesses: Guesses, segment: int) -> None:
 def guess_floors(
     sources: Sources, segments: SegmentColumns, guesses: Guesses, buffer: Array, floors: Array
 ) -> None:
-    """Guess floors from the last k-th magnitudes where they are known, else from a sample.
+    """Guess each floor from the last k-th magnitude if known, otherwise from a sample.
 
-    The guess assumes that magnitudes grow or shrink as in the last step. The floor is lower than
-    the guess by twice the recent error, and by more where `count` is small, because few entries
-    fluctuate more.
+    The guess extrapolates the last step's change. The floor is lower than the guess by twice the
+    recent error, plus a margin that grows as `count` shrinks, because small counts fluctuate more.
     """
     kth, trends, falls = guesses.kth, guesses.trends, guesses.falls
     kth_values = kth.view(np.float32)
@@ -121,10 +119,9 @@ def start_guesses(sources: Any, segments: Any, guesses: Any, buffer: Array, floo
 def threshold(
     sources: Sources, segments: SegmentColumns, segment: int, last: Any, buffer: Array
 ) -> Any:
-    """Return the magnitude that `count` in `length` of a strided sample of a segment reach; not
-    zero.
+    """Estimate the `count`-th largest magnitude of a segment from a strided sample; never zero.
 
-    The threshold of the last step, `last`, tells which part of the sample can be left out.
+    `last`, the threshold of the last step, rules out most of the sample in advance.
     """
     first, length = segments.starts[segment], segments.lengths[segment]
     stride = segments.strides[segment]

@@ -1,4 +1,4 @@
-"""Compiling loops, dividing their work among threads, and what all loops use."""
+"""Compilation, thread-level parallelism, and helpers shared by all loops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Array = npt.NDArray[Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 CPU = torch.device("cpu")
-SHARED_OUT = 1 << 16  # the fewest coordinates that are worth another thread
+SHARED_OUT = 1 << 16  # the fewest coordinates per thread
 
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MUL1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -29,14 +29,14 @@ _MUL2 = np.uint64(0x94D049BB133111EB)
 
 
 def _forget_other_versions() -> None:
-    """Delete what was compiled from other versions of these files.
+    """Delete the compilation cache of other versions of these files.
 
-    numba checks the file in which a loop is written, but not the files of functions that it calls.
+    numba checks the source file of a compiled loop, but not those of the functions it calls.
     """
     here = Path(__file__).parent
     stamp = here / "__pycache__" / "sources"
     now = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(here.glob("*.py"))))
-    with contextlib.suppress(OSError):  # a read-only folder has no files of ours
+    with contextlib.suppress(OSError):  # a read-only folder holds no cache
         if stamp.exists() and stamp.read_text() == now.hexdigest():
             return
         for path in (here / "__pycache__").glob("*.nb[ic]"):
@@ -49,7 +49,7 @@ _forget_other_versions()
 
 
 def jit(function: Function) -> Function:
-    """Compile a loop when it is first called, and keep the result on disk if possible."""
+    """Compile a loop on its first call, and cache the result on disk if possible."""
     try:
         return cast(Function, numba.njit(nogil=True, cache=True)(function))
     except RuntimeError:  # there is no writable folder
@@ -58,7 +58,7 @@ def jit(function: Function) -> Function:
 
 @jit
 def mix(word: Any) -> Any:
-    """Return one SplitMix64 step; the twin of `randomness.mix`."""
+    """Return one SplitMix64 step. Compiled version of `randomness.mix`."""
     word = word + GAMMA
     word = (word ^ (word >> np.uint64(30))) * _MUL1
     word = (word ^ (word >> np.uint64(27))) * _MUL2
@@ -71,12 +71,12 @@ def _pool(_process: int, threads: int) -> ThreadPoolExecutor:
 
 
 def parts_for(size: int) -> int:
-    """Return how many parts to divide the work on so many coordinates into."""
+    """Return the number of parts to divide work on `size` coordinates into."""
     return max(1, min(torch.get_num_threads(), size // SHARED_OUT))
 
 
 def share_out(parts: int, work: Callable[[int], None]) -> None:
-    """Run all parts, the first one on this thread."""
+    """Run `work` for every part in parallel, the first on the calling thread."""
     if parts == 1:
         work(0)
         return

@@ -1,7 +1,7 @@
-"""Numbers as bits: magnitudes in order, and 16-bit numbers widened.
+"""Floating-point bit operations: comparing magnitudes and widening 16-bit numbers.
 
-Magnitudes of float32 are compared as bits without the sign, which have the same order; NaN counts
-as infinite.
+Magnitudes of float32 are compared as integers with the sign bit cleared, which preserves their
+order. NaN counts as infinite.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ PLAIN, BFLOAT16, FLOAT16 = range(3)  # kinds of addends
 class Sources(NamedTuple):
     """The terms of the accumulation: before + addend.
 
-    If there is no `before`, the array is empty. An addend of 16 bits is in `halves`, and `addend`
-    is then empty.
+    Without a residual, `before` is empty. A 16-bit addend is stored in `halves`, and `addend` is
+    empty.
     """
 
     before: Array
@@ -39,7 +39,7 @@ def magnitude(bits: Any) -> Any:
 
 @jit
 def widened(half: Any, kind: int) -> Any:
-    """Return the bits of a bfloat16 or float16 as those of the equal float32."""
+    """Convert the bits of a bfloat16 or float16 to those of the equal float32."""
     half = np.uint32(half)
     if kind == BFLOAT16:
         return np.uint32(half << np.uint32(16))
@@ -64,7 +64,7 @@ def widen(halves: Array, kind: int, out: Array) -> None:
 
 @jit
 def reaching(raw: Array, floor: Any) -> Any:
-    """Return how many magnitudes reach the floor."""
+    """Count the magnitudes that reach the floor."""
     count = np.int32(0)
     for n in range(len(raw)):
         count += np.int32(magnitude(raw[n]) >= floor)
@@ -73,7 +73,7 @@ def reaching(raw: Array, floor: Any) -> Any:
 
 @jit
 def kth_magnitude(raw: Array, count: Any) -> Any:
-    """Return the largest floor that `count` of the magnitudes reach, found bit by bit."""
+    """Return the `count`-th largest magnitude, found bit by bit; 0 if there are fewer."""
     floor = np.uint32(0)
     for bit in range(30, -1, -1):
         higher = np.uint32(floor | np.uint32(1 << bit))

@@ -1,4 +1,4 @@
-"""Distributing entries among the owners of their coordinates, and back: one look at each entry."""
+"""Distribution of entries among the owners of their coordinates, and back, in one pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...workspace import Workspace
 from .. import reference
 from .jit import Array, array, is_flat, jit
 
-_BITS = BLOCK.bit_length() - 1  # of a position in a block
+_BITS = BLOCK.bit_length() - 1  # bits of a position within a block
 
 
 class _Columns(NamedTuple):
@@ -53,13 +53,13 @@ def collect(places: Tensor, owner: int, shards: Shards, work: Workspace) -> Tens
 
 @jit
 def _rotation(turn: int, key: int, world_size: int) -> int:
-    """The twin of `shards.rotation`."""
+    """Compiled version of `shards.rotation`."""
     return (((turn * 40503 + key) & 0xFFFF) * world_size) >> 16
 
 
 @jit
 def _deal(indices: Array, places: Array, sources: Array, table: _Columns, size: int) -> None:
-    """Distribute entries. Indices ascend, so each parameter and segment is read once."""
+    """Distribute entries. Indices ascend, so each parameter and segment is visited once."""
     starts, keys, local = table.starts, table.keys, table.local
     segments, capacities, slots = table.segments, table.capacities, table.slots
     world_size = len(capacities)

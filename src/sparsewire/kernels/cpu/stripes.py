@@ -1,7 +1,8 @@
-"""What numba cannot express: vectors of 64 numbers, bits, and memory at an address.
+"""LLVM intrinsics that numba lacks: vectors of 64 numbers, bit counts, and raw memory access.
 
-A stripe of 64 numbers compiles to the widest instructions of the processor, whatever the compiler
-does with the loop around it. Addresses are int64; the caller must make sure that the memory exists.
+A stripe of 64 numbers compiles to the processor's widest vector instructions, independently of how
+the compiler treats the surrounding loop. Addresses are int64; the caller must ensure that the
+memory is valid.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from numba.extending import intrinsic
 from .jit import Array, jit
 from .numbers import INFINITE, MAGNITUDE
 
-STRIPE = 64  # numbers: as many as the bits of a word
+STRIPE = 64  # numbers; one per bit of a word
 
 _BIT, _INT, _WORD, _FLOAT = ir.IntType(1), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _FLOATS, _INTS, _BITS = (ir.VectorType(kind, STRIPE) for kind in (_FLOAT, _INT, _BIT))
@@ -40,7 +41,7 @@ def lowest_bit(_typing: Any, word: Any) -> Any:
 
 @_intrinsic
 def bits_set(_typing: Any, word: Any) -> Any:
-    """Return how many bits of a uint64 are set."""
+    """Return the number of set bits of a uint64."""
 
     def build(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         return builder.ctpop(values[0])
@@ -54,7 +55,7 @@ def _spread(builder: Any, value: Any) -> Any:
 
 
 def _total(builder: Any, vector: Any) -> Any:
-    """Return the sum of a vector: add its upper half to the lower, and so on."""
+    """Sum a vector by adding its upper half to its lower half repeatedly."""
     width = STRIPE
     while width > 1:
         width //= 2
@@ -98,10 +99,10 @@ _DEPOSIT = types.Tuple(  # type: ignore[no-untyped-call]
 def deposit_stripe(
     _typing: Any, left: Any, right: Any, sums: Any, goal: Any, floor: Any, given: Any
 ) -> Any:
-    """Compute sums = left + right, and goal = sums, but zero where entries are taken out.
+    """Write left + right to `sums`, and to `goal` with selected entries replaced by zero.
 
-    Entries are taken out if they reach the floor or have their bit set in the word `given`. Returns
-    the word of all of these, the word of those that are not finite, and the sum of squares of
+    An entry is selected if its magnitude reaches the floor or its bit is set in `given`. Returns a
+    bit mask of selected entries, a bit mask of non-finite entries, and the sum of squares of
     `right`.
     """
     return _DEPOSIT, partial(_build_deposit, False)
@@ -111,13 +112,13 @@ def deposit_stripe(
 def deposit_stripe_past_cache(
     _typing: Any, left: Any, right: Any, sums: Any, goal: Any, floor: Any, given: Any
 ) -> Any:
-    """The same, writing `goal`, a multiple of 64 bytes, past the cache without reading it first."""
+    """Do the same with non-temporal stores to `goal`, which must be aligned to 64 bytes."""
     return _DEPOSIT, partial(_build_deposit, True)
 
 
 @_intrinsic
 def copy_stripe_past_cache(_typing: Any, source: Any, goal: Any) -> Any:
-    """Copy a stripe to a multiple of 64 bytes, past the cache without reading it first."""
+    """Copy a stripe with non-temporal stores to an address aligned to 64 bytes."""
 
     def build(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         start, end = (builder.inttoptr(value, _FLOATS.as_pointer()) for value in values)
@@ -133,7 +134,7 @@ def copy_stripe_past_cache(_typing: Any, source: Any, goal: Any) -> Any:
 
 @_intrinsic
 def finish_writing(_typing: Any) -> Any:
-    """Make what was written past the cache visible to other threads."""
+    """Make non-temporal stores visible to other threads."""
 
     def build(context: Any, builder: Any, _signature: Any, _values: Any) -> Any:
         builder.fence("seq_cst")
@@ -152,7 +153,7 @@ def _pointer(_typing: Any, address: Any) -> Any:
 
 @jit
 def int64_at(address: int, length: Any) -> Array:
-    """Return memory as an array, so that one compiled loop can get any number of arrays."""
+    """View memory as an array, so that a compiled loop can take any number of arrays."""
     return carray(_pointer(address), length, np.int64)
 
 

@@ -1,4 +1,4 @@
-"""Summing messages, tile by tile of the result, so that each tile is written once."""
+"""Summation of messages, one tile of the result at a time, so each tile is written once."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from .stripes import (
 
 COUNT, INDICES, VALUES = range(3)  # columns of the table of messages; the last two are addresses
 START, STOP, PLACE = range(3)  # columns of the table of dense runs
-_BLOCK = 4096  # coordinates of the result that fit into the cache
-_LARGE = 1 << 21  # coordinates; a result of this size does not stay in the cache until it is used
+_BLOCK = 4096  # coordinates of the result per tile; fits in the cache
+_LARGE = 1 << 21  # coordinates; larger results do not stay in the cache until they are used
 
 
 def add_up(
@@ -73,7 +73,7 @@ def put_back(
 
 
 def _runs(segments: Segments, work: Workspace) -> Array:
-    """Return the dense runs as rows of start, stop and the position of the first value."""
+    """Return the dense runs as rows of (start, stop, position of the first value)."""
 
     def make() -> Array:
         rows, at = [], 0
@@ -95,10 +95,10 @@ def _add_up(
     runs: Array,
     past_cache: bool,
 ) -> None:
-    """Sum all messages in [begin, end); `messages` are rows of a count and two addresses.
+    """Sum all messages over [begin, end). Rows of `messages` are a count and two addresses.
 
-    Reads every message once and writes the result once: a block of it is summed in the cache and,
-    if the result is large, written past the cache without being read first.
+    Reads every message once and writes the result once. Each block is summed in the cache; a large
+    result is written with non-temporal stores.
     """
     cursors = np.empty(len(messages), np.int64)
     for rank in range(len(messages)):

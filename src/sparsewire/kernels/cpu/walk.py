@@ -1,4 +1,4 @@
-"""The loops of a selection: accumulate a tile, take its candidates out, put surplus ones back.
+"""Selection loops: accumulate a tile, withdraw its candidates, put surplus candidates back.
 
 Candidates are float32 values, kept as bits (`raw`), with their positions (`places`), ascending.
 """
@@ -35,50 +35,49 @@ from .stripes import (
 )
 
 TILE = 8192  # coordinates of a tile
-SHORT = 8 * STRIPE  # a shorter tile is not worth a head and a rest
-LEAP = 4 * STRIPE  # bytes
+SHORT = 8 * STRIPE  # a shorter tile does not justify splitting off a head and a rest
+LEAP = 4 * STRIPE  # bytes of a stripe
 PAGE = 1024  # numbers
 
 
 class Tiles(NamedTuple):
-    """The tiles of one thread, and results about each of them."""
+    """The tiles of one thread, and per-tile results."""
 
     starts: Array
     stops: Array
     params: Array
     segments: Array  # -1 where the segment is sent densely
-    dense: Array  # where the values of such a tile begin among the dense values, or else -1
-    squares: Array  # written: the sum of squares of the addend
+    dense: Array  # offset of a dense tile in the dense values; -1 for sparse tiles
+    squares: Array  # output: the sum of squares of the addend
 
 
 class Candidates(NamedTuple):
-    """Entries that were taken out because they reach a floor, segment by segment."""
+    """Entries withdrawn because their magnitude reaches a floor, grouped by segment."""
 
     raw: Array  # the values' bits
     places: Array
-    found: Array  # how many of them are in each segment
+    found: Array  # the number in each segment
 
 
 class Picks(NamedTuple):
-    """Entries that are taken out because of their position."""
+    """Entries withdrawn at given positions."""
 
     places: Array
-    values: Array  # written
+    values: Array  # output
 
 
 class Scratch(NamedTuple):
-    """Memory of one thread, small enough for its caches."""
+    """Per-thread memory, small enough for the caches."""
 
     space: Array  # see `_divide`
-    marks: Array  # a bit for every picked coordinate of a tile; all zero between two tiles
+    marks: Array  # bit mask of picked coordinates in a tile; all zero between tiles
     sample: Array
 
     @staticmethod
     def make() -> Scratch:
-        """Create it outside of compiled loops, which free arrays whose address is still in use.
+        """Allocate memory outside compiled loops, which free arrays still in use by address.
 
-        It begins at a page boundary: memory that is written all the time must not cross into
-        another page.
+        Starts at a page boundary, because constantly written memory must not straddle two pages.
         """
         length = 2 * TILE + 6 * STRIPE
         space = np.zeros(length + PAGE, np.float32)
@@ -89,21 +88,21 @@ class Scratch(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A tile by its addresses: goal = left + right. With a step of 0, `left` is the same stripe."""
+    """The addresses of a tile: goal = left + right. A step of 0 reuses the same `left` stripe."""
 
     left: Any
     step: Any
     right: Any
     goal: Any
-    start: Any  # its first coordinate
+    start: Any  # first coordinate
     length: Any
 
 
 @jit
 def _divide(space: Array) -> tuple[Array, Array, Array, Array]:
-    """Return five stripes as buffers, a stripe that adds nothing, and two tiles.
+    """Divide scratch space into five stripes of buffers, a stripe of -0, and two tiles.
 
-    -0 adds nothing to any number, not even to -0.
+    -0 is the exact additive identity: adding it preserves even -0.
     """
     blank, first, second = 5 * STRIPE, 6 * STRIPE, 6 * STRIPE + TILE
     return space[:blank], space[blank:first], space[first:second], space[second:]
@@ -119,9 +118,9 @@ def _exact_squares(addend: Array) -> float:
 
 @jit
 def keep_largest(raw: Array, places: Array, begin: Any, end: Any, count: int, bits: Array) -> Any:
-    """Keep the `count` largest of the candidates in [begin, end), and put the others back.
+    """Keep the `count` largest candidates in [begin, end), and put the others back.
 
-    Of equal candidates, those at lower positions are kept. Returns the smallest magnitude kept.
+    Ties keep the lower position. Returns the smallest magnitude kept.
     """
     floor = kth_magnitude(raw[begin:end], count)
     above = reaching(raw[begin:end], np.uint32(floor + np.uint32(1)))
@@ -144,7 +143,7 @@ def keep_largest(raw: Array, places: Array, begin: Any, end: Any, count: int, bi
 def _deposit_rest(
     left: Any, right: Any, goal: Any, count: Any, floor: Any, given: Any, rest: Array
 ) -> Any:
-    """Accumulate a stripe of only `count` numbers."""
+    """Accumulate a partial stripe of `count` numbers."""
     lefts, rights, goals = (
         float32_at(left, count),
         float32_at(right, count),
@@ -167,10 +166,10 @@ def _deposit_rest(
 
 @jit
 def _take(word: Any, base: Any, sums: Array, raw: Array, places: Array, at: Any) -> Any:
-    """Write the sums of a stripe whose bits are set in the word, and their positions.
+    """Write the sums and positions of a stripe's set bits. Return the end of the output.
 
-    Most words have at most two. Two are therefore written unconditionally, and a sum whose bit is
-    not set is overwritten by the next.
+    Most words have at most two set bits, so two entries are always written; the next word
+    overwrites the surplus.
     """
     one = np.uint64(1)
     first = lowest_bit(word)
@@ -190,7 +189,7 @@ def _take(word: Any, base: Any, sums: Array, raw: Array, places: Array, at: Any)
 
 @jit
 def _head(goal: int, length: int, past_cache: bool) -> Any:
-    """Return how many numbers of a tile come before the first cache line that it fills."""
+    """Return the number of leading values before the tile's first aligned cache line."""
     return min(length, ((-goal) & 63) >> 2) if past_cache else np.int64(0)
 
 
@@ -205,12 +204,12 @@ def _deposit(
     places: Array,
     at: Any,
 ) -> Any:
-    """Accumulate a tile, and take out what reaches the floor and what is marked.
+    """Accumulate a tile, and withdraw entries that reach the floor or are marked.
 
-    The first word of `marks` is for the head, in its upper bits, and the others follow. Entries
-    that are taken out go to `raw` and `places`. Returns their end, the sum of squares, and whether
-    a sum is not finite. Reads left and right once and writes goal once, past the cache if asked,
-    without reading it first.
+    The upper bits of the first word of `marks` cover the head; the other words follow. Withdrawn
+    entries are written to `raw` and `places`. Returns their end, the sum of squares, and whether
+    any sum is non-finite. Reads left and right once and writes goal once, with non-temporal stores
+    if `past_cache`.
     """
     left, step, right, goal, start, length = span
     sums, sum_bits = address(rest), rest.view(np.uint32)
@@ -261,7 +260,7 @@ def _close(
 
 @jit
 def _mark(chosen: Array, cursor: Any, stop: Any, shift: Any, marks: Array) -> Any:
-    """Mark the positions before `stop`. Return the number of the next one."""
+    """Mark the chosen positions before `stop`. Return the cursor of the next one."""
     while cursor < len(chosen) and chosen[cursor] < stop:
         place = chosen[cursor] + shift
         marks[place >> 6] |= np.uint64(1) << np.uint64(place & 63)
@@ -282,19 +281,20 @@ def walk(
     past_cache: bool,
     scratch: Scratch,
 ) -> Any:
-    """Accumulate tiles and take candidates out. Return the first non-finite parameter, or -1.
+    """Accumulate tiles and withdraw candidates. Return the first non-finite parameter, or -1.
 
-    Dense tiles move to `dense`. At most the limit of each segment's entries that reach `floors` are
-    left in `candidates`. With strides, floors are thresholds, estimated on a sample just before the
-    segment is processed, which also brings the segment into the cache. Without floors, `picks` are
-    taken out.
+    Dense tiles move to `dense`. Entries that reach `floors` go to `candidates`, up to the limit of
+    each segment. With strides, floors are thresholds estimated from a sample just before each
+    segment is processed, which also loads the segment into the cache. Without floors, the entries
+    at `picks` are withdrawn instead.
 
-    Memory: reads before and addend and writes after, once each; a large `after` past the cache. A
-    dense tile is written twice, as values and as zeros. All else stays in the cache.
+    Memory: reads `before` and `addend` once and writes `after` once, with non-temporal stores if
+    `past_cache`. A dense tile is written twice, as values and as zeros. All other data stays in the
+    cache.
     """
     bits = after.view(np.uint32)
     value_bits = picks.values.view(np.uint32)
-    # Unpacked once: numba counts references whenever the loop looks into a struct.
+    # Unpacked once, because numba counts references on every struct access in the loop.
     starts, stops, params, owners, dense_places, squares = tiles
     before, addend, halves, kind = sources
     limits, has_strides = segments.limits, len(segments.strides) > 0
@@ -320,7 +320,7 @@ def walk(
         elif at - begin + length > 2 * limits[segment] + 2 * TILE:
             least = keep_largest(raw, places, begin, at, limits[segment], bits)
             at = begin + limits[segment]
-            floor = np.uint32(least + np.uint32(1))  # equal ones come later and do not count
+            floor = np.uint32(least + np.uint32(1))  # later ties lose to lower positions
         if len(before):
             left, step = address(before) + 4 * start, np.int64(LEAP)
         if kind == PLAIN:
@@ -365,10 +365,10 @@ def start_walk(
     past_cache: bool,
     scratch: Any,
 ) -> Any:
-    """Call `walk` with the fields of its arguments as plain tuples.
+    """Call `walk` with arguments passed as plain tuples.
 
-    Numba needs about a microsecond more for every named tuple that Python hands over, which is
-    several percent of the time for a million values.
+    Passing a named tuple from Python to numba costs about a microsecond more, several percent of
+    the time for a million values.
     """
     return walk(
         Tiles(*tiles),
@@ -395,9 +395,9 @@ def _search(
     at: Any,
     scratch: Scratch,
 ) -> Any:
-    """Take candidates out of a segment that is accumulated already, as `walk` does.
+    """Withdraw candidates from an already accumulated segment. Return the end of the candidates.
 
-    Reads the segment once more. Only positions of candidates are written.
+    Reads the segment once and writes only at candidate positions.
     """
     bits, raw, places = after.view(np.uint32), candidates.raw, candidates.places
     rest, blank, _, goals = _divide(scratch.space)
@@ -435,9 +435,9 @@ def _search_again(
     spare: Any,
     scratch: Scratch,
 ) -> Any:
-    """Find a segment's candidates again, after all other candidates. Return their end.
+    """Search a segment again, appending to the other candidates. Return the end of the candidates.
 
-    A sample of the segment gives a floor. If that is too high as well, all entries are candidates.
+    Estimates a floor from a sample. If that floor is also too high, every entry is a candidate.
     """
     bits = after.view(np.uint32)
     first, length = segments.starts[segment], segments.lengths[segment]
@@ -462,12 +462,12 @@ def settle(
     values: Array,
     scratch: Scratch,
 ) -> Any:
-    """Write the candidates of every segment, ascending. Return how many there are.
+    """Write the candidates of every segment in ascending order. Return their number.
 
-    Where threads found more than the limit, the largest are kept. If exactly the limit is wanted
-    and fewer were found, the floor was too high, and the segment is searched again.
+    If threads found more candidates than the limit, only the largest are kept. If `is_exact` and
+    fewer were found, the floor was too high, and the segment is searched again.
 
-    Memory: reads and writes only the candidates, and reads the segments that are searched again.
+    Memory: touches only the candidates and the segments that are searched again.
     """
     bits = after.view(np.uint32)
     value_bits = values.view(np.uint32)

@@ -1,12 +1,12 @@
-"""Checkpoints of every rank, from which a resumed run equals one that never stopped.
+"""Checkpoints of all ranks. A resumed run gives the same result as an uninterrupted one.
 
     DIR/step-00000120/model.pt     weights, optimizer and step, the same for all ranks
                       wire-3.pt    the exchange state of rank 3
-                      manifest.json  written last: without it the checkpoint does not exist
+                      manifest.json  written last; a checkpoint without it is ignored
 
-Every file is written beside its place, synced, then renamed; the manifest holds its SHA-256,
-which is compared before anything is loaded. The newest two are kept, and what a killed run left
-unfinished is removed when the next checkpoint is complete. Symbolic links are not followed.
+Every file is written to a temporary name, synced, then renamed. The manifest holds the SHA-256 of
+each file, which is verified before loading. The newest two checkpoints are kept; incomplete ones
+left by a killed run are removed when the next checkpoint is complete. Symbolic links are refused.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ MODEL = "model.pt"
 
 
 def wire_file(rank: int) -> str:
-    """Return the name of the file with the exchange state of `rank`."""
+    """Return the file name for the exchange state of `rank`."""
     return f"wire-{rank}.pt"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One complete checkpoint: its folder and what its manifest says."""
+    """One complete checkpoint: its folder and the contents of its manifest."""
 
     folder: Path
     step: int
@@ -50,13 +50,13 @@ class Checkpoint:
     files: dict[str, str]
 
     def load(self, name: str) -> dict[str, Any]:
-        """Load one file after comparing its hash; nothing in it is executed."""
+        """Load one file after verifying its hash, without executing any code in it."""
         content = self._checked(name)
         state: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=True)
         return state
 
     def verify(self) -> None:
-        """Compare all files with their hashes."""
+        """Verify the hashes of all files."""
         for name in self.files:
             self._checked(name)
 
@@ -74,7 +74,7 @@ class Checkpoint:
 
 
 def newest(directory: Path) -> Checkpoint | None:
-    """Return the newest complete checkpoint in `directory`, if there is one."""
+    """Return the newest complete checkpoint in `directory`, or None."""
     for folder in reversed(_folders(directory)):
         if (folder / _MANIFEST).exists():
             return _read_manifest(folder)
@@ -85,7 +85,7 @@ def to_resume(plan: Plan, workers: int) -> Checkpoint:
     """Return the checkpoint that `plan` resumes from.
 
     Raises:
-        CommandError: there is none, or it belongs to another run.
+        CommandError: there is no checkpoint, or it belongs to another run.
     """
     assert plan.checkpoint is not None
     found = newest(Path(plan.checkpoint))
@@ -110,7 +110,7 @@ def to_resume(plan: Plan, workers: int) -> Checkpoint:
 
 
 def refuse_to_overwrite(directory: Path) -> None:
-    """Refuse to begin a new run where an older one has its checkpoints."""
+    """Raise an error if `directory` already holds a checkpoint."""
     found = newest(directory)
     if found is not None:
         raise CommandError(
@@ -132,7 +132,7 @@ def write_file(directory: Path, step: int, name: str, state: dict[str, Any]) -> 
 
 
 def complete(directory: Path, step: int, files: dict[str, str], plan: Plan, workers: int) -> None:
-    """Write the manifest, which makes the checkpoint of `step` count, and drop old ones."""
+    """Complete the checkpoint of `step` by writing its manifest, and remove old checkpoints."""
     manifest = {
         "schema": _SCHEMA,
         "step": step,
@@ -141,23 +141,23 @@ def complete(directory: Path, step: int, files: dict[str, str], plan: Plan, work
         "files": files,
     }
     folder = _folder(directory, step)
-    _sync(directory)  # where the folder is new
+    _sync(directory)  # the folder may be a new entry in it
     _write(folder / _MANIFEST, json.dumps(manifest, indent=2).encode())
-    for left in folder.iterdir():  # by a run that was killed while it wrote
+    for left in folder.iterdir():  # leftovers of a run killed while writing
         if left.name not in {*files, _MANIFEST}:
             left.unlink()
-    # Other ranks may have begun with the next checkpoint, so only older ones are touched.
+    # Other ranks may already be writing the next checkpoint, so only older ones are touched.
     older = [each for each in _folders(directory) if each.name < folder.name]
     done = [each for each in older if (each / _MANIFEST).exists()]
     for each in older:
         if each not in done[1 - _KEPT :]:
-            # Without its manifest a half-removed checkpoint no longer counts.
+            # Remove the manifest first, so that a half-removed checkpoint is ignored.
             (each / _MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(each)
 
 
 def check_writable(directory: Path) -> None:
-    """Make `directory` and see that files can be written there, before any training."""
+    """Create `directory` and check that it is writable, before any training."""
     _attempt(lambda: directory.mkdir(parents=True, exist_ok=True), directory)
     probe = directory / f".probe-{os.getpid()}"
     _attempt(probe.touch, directory)
@@ -178,7 +178,7 @@ def _folder(directory: Path, step: int) -> Path:
 
 
 def _folders(directory: Path) -> list[Path]:
-    """Return all checkpoint folders, oldest first; their names sort by step."""
+    """Return all checkpoint folders, oldest first. Their names sort by step."""
     folders = sorted(directory.glob("step-" + "[0-9]" * 8))
     for folder in folders:
         _refuse_link(folder)

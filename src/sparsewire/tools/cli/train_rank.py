@@ -1,7 +1,7 @@
-"""One rank of `train` and `compare`: its plans in turn, their records and their checkpoints.
+"""One rank of `train` and `compare`: runs its plans, and writes records and checkpoints.
 
-Rank 0 makes a "run" record first, then "step" and "epoch" records, and a "summary" last. The
-metrics file, the progress display and `--json` all show these same records.
+Rank 0 emits a "run" record, then "step" and "epoch" records, and finally a "summary". The metrics
+file, the progress display and `--json` all use these records.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ from .parse import version
 from .plan import Plan
 from .worker import Emit, Record
 
-SCHEMA = 1  # of the records
+SCHEMA = 1  # version of the record format
 _STEPS_BETWEEN_RECORDS = 10
 
 
 def take_part(plans: Sequence[Plan], emit: Emit) -> bool:
-    """Train all `plans` in turn, which differ in their schemes alone, as one rank of a group.
+    """Train all `plans` in turn as one rank of a group.
 
     Args:
-        emit: takes the records that rank 0 makes.
+        plans: the plans to train, which may differ only in their schemes.
+        emit: a callback for records, called on rank 0 only.
 
     Returns:
-        Whether it was stopped before the end.
+        Whether training was stopped before the end.
     """
     group = Group(plans[0].timeout)
     stop = StopSign(group)
@@ -60,7 +61,7 @@ def take_part(plans: Sequence[Plan], emit: Emit) -> bool:
 
 
 class _Run:
-    """Follows the training of one plan: records, saves, and stops it on request."""
+    """Callbacks for the training of one plan: records, checkpoints, and stopping on request."""
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class _Run:
         return self._loop.step < self._total
 
     def to_the_end(self, runs: int) -> None:
-        """Train until the end or until asked to stop; `runs` is the number of all runs."""
+        """Train until the last step or a stop request. `runs` is the total number of runs."""
         loop, began = self._loop, perf_counter()
         self._emit(self._opening(runs))
         loop.run(self._total, self._task.steps, self)
@@ -98,11 +99,11 @@ class _Run:
         self._emit(self._summary(perf_counter() - began))
 
     def is_over(self, loop: Loop) -> bool:
-        """Whether all ranks are to stop before the next step."""
+        """Return whether all ranks must stop before the next step."""
         return self._stop.reached(self._number, loop.step)
 
     def stepped(self, loop: Loop) -> None:
-        """Record every tenth step, and save a checkpoint where it is due."""
+        """Record every tenth step, and save a checkpoint when one is due."""
         if loop.step % _STEPS_BETWEEN_RECORDS == 0:
             self._emit(self._telling("step", loss=loop.last_loss))
         if loop.step % (self._plan.checkpoint_every or self._task.steps) == 0:
@@ -117,7 +118,7 @@ class _Run:
             )
 
     def _save(self) -> None:
-        """Write this rank's part of a checkpoint; rank 0 completes it when all have theirs."""
+        """Write this rank's part of a checkpoint; rank 0 completes it once all parts exist."""
         step, rank = self._loop.step, self._group.rank
         if self._plan.checkpoint is None or self._saved == step:
             return
@@ -164,7 +165,7 @@ class _Run:
         }
 
     def _telling(self, kind: str, **more: Any) -> Record:
-        """Return a record of the run so far; bytes are those of this rank."""
+        """Return a record of the run so far. Byte counts are for this rank."""
         now, seconds = self._wire.report().to_dict(), self._loop.seconds
         sent, dense = (now[key] - self._before[key] for key in ("bytes_sent", "dense_bytes"))
         return {
@@ -179,7 +180,7 @@ class _Run:
         }
 
     def _summary(self, seconds: float) -> Record:
-        """The result of the run; bytes are the mean over all ranks."""
+        """Return the summary of the run. Byte counts are means over all ranks."""
         loop, workers = self._loop, self._group.workers
         now = self._wire.report().to_dict()
         spent = [now[key] - self._before[key] for key in ("bytes_sent", "dense_bytes")]
@@ -205,7 +206,7 @@ class _Run:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that a result depends on."""
+    """Return the software versions that affect results."""
     return {
         "sparsewire": version(),
         "torch": str(torch.__version__),
@@ -218,12 +219,12 @@ def _costs(sent: float, dense: float, steps: int) -> Record:
     return {
         "bytes_per_step": sent / max(steps, 1),
         "dense_bytes_per_step": dense / max(steps, 1),
-        "reduction": dense / sent if sent else 1.0,  # one worker alone sends nothing
+        "reduction": dense / sent if sent else 1.0,  # a single worker sends nothing
     }
 
 
 def _fingerprint(net: nn.Module) -> str:
-    """A hash of all weights: equal for two runs only if they are bit-equal."""
+    """Return a hash of all weights, equal for two runs only if the weights are bit-equal."""
     digest = hashlib.sha256()
     for name, tensor in net.state_dict().items():
         digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
