@@ -322,4 +322,4 @@ def test_a_warmup_tells_the_bytes_of_its_first_steps() -> None:
     shapes = {"w": (1000, 100)}
     told = str(sw.explain("Warmup(TopK(0.01), steps=50, ratio=0.1)", shapes, workers=4))
     first = sw.explain("TopK(0.1)", shapes, workers=4).sent_bytes
-    assert f"a ratio of 0.1 for 50 steps, with {human_bytes(first)} sent per step" in told
+    assert f"a ratio of 0.1 for 50 steps, with {human_bytes(first)} sent in each" in told

@@ -283,7 +283,7 @@ def _warmup(scheme: AnyScheme, bytes_of: Callable[[Scheme], int]) -> str:
     steps = plural(scheme.steps, "step")
     if scheme.ratio is not None:
         sent = human_bytes(bytes_of(scheme.at(0)))
-        start = f"a ratio of {scheme.ratio:g} for {steps}, with {sent} sent per step"
+        start = f"a ratio of {scheme.ratio:g} for {steps}, with {sent} sent in each"
     else:
         start = f"the ratio is eased in over {steps}" if scheme.ease else f"dense for {steps}"
     return f"{start}; the sizes above apply afterwards"
