@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -22,8 +23,13 @@ import sparsewire as sw
 class Slow:
     """Keeps the interpreter in its last phase, in which a thread that comes back aborts it."""
 
-    def __del__(self, sleep: object = time.sleep) -> None:
-        sleep(1.0)  # type: ignore[operator]
+    def __del__(
+        self,
+        write: Callable[[int, bytes], int] = os.write,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        write(1, b"the interpreter ends\n")
+        sleep(1.0)
 
 
 def main() -> None:

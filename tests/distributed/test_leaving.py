@@ -90,6 +90,21 @@ def test_survivors_of_a_frozen_store_end_in_order() -> None:
 
 
 @pytest.mark.slow  # as above
+def test_survivors_of_a_store_that_dies_while_they_end_keep_their_exit_codes() -> None:
+    """Threads that were left in calls to the store come back while the interpreter finalises."""
+    with _waiting_ranks(2, 1, patience(3)) as ranks:
+        ranks[0].send_signal(signal.SIGSTOP)
+        ranks[1].kill()
+        for rank in (2, 3):
+            output = ranks[rank].stdout
+            assert output is not None
+            assert "the interpreter ends" in output.readline()
+        ranks[0].kill()
+        for rank in (2, 3):
+            _check_end(rank, ranks[rank])
+
+
+@pytest.mark.slow  # as above
 def test_ranks_that_wait_for_a_slow_one_end_in_order() -> None:
     with _waiting_ranks(0, 2, patience(3)) as ranks:
         for rank in (0, 1, 3):

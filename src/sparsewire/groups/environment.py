@@ -6,9 +6,14 @@ seed decides.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import ctypes
 import queue
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Generic, Protocol, TypeVar
@@ -56,6 +61,7 @@ class Environment:
     def spawn(self, run: Callable[[], None], name: str) -> Thread:
         """Start a thread, which ends with the process."""
         thread = threading.Thread(target=run, name=name, daemon=True)
+        _spawned.add(thread)
         thread.start()
         return thread
 
@@ -139,3 +145,25 @@ class Pending(Generic[Result]):
         if self._error is not None:
             raise self._error
         return self._result
+
+
+_spawned: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+@atexit.register
+def _keep_exit_status() -> None:
+    """Keep a thread that is still inside C++ from aborting the process while the interpreter ends.
+
+    Such a thread may wait for a store whose host is frozen. If the call returns while the
+    interpreter finalises, Python before 3.14 unwinds the thread, C++ calls `std::terminate`, and
+    the exit status becomes SIGABRT. With `pause` as the handler of `std::terminate`, the thread
+    waits instead, and the process ends as its script decided. `os._exit` here would not know the
+    argument of `sys.exit`.
+    """
+    # runs after `thread._stop_all`, which is registered later
+    if sys.version_info >= (3, 14) or not any(thread.is_alive() for thread in _spawned):
+        return
+    with contextlib.suppress(OSError, AttributeError):  # only glibc unwinds threads that end
+        set_terminate = ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE
+        set_terminate.restype = None
+        set_terminate(ctypes.cast(ctypes.CDLL(None).pause, ctypes.c_void_p))
