@@ -40,6 +40,7 @@ SCHEMES = [
     "Scheme(TopK(0.05), indices=Int32(), values=QSGD())",
     "Scheme(BlockRandomK(0.05), values=OneBit('column'))",
     "Scheme(TopK(0.05), values=KBit(5), scope=300)",
+    "Scheme(TopK(0.05), values=LloydMax(3), scope=300)",
     "Scheme(TopK(0.05), indices=Int32(), values=TwoBit(), scope=300)",
 ]
 

@@ -55,6 +55,7 @@ SCHEMES += [
         "OneBit('column')",
         "TwoBit()",
         "KBit(3)",
+        "LloydMax(3)",
         "QSGD()",
     )
     for scope in ("'layer'", "'global'", "500")

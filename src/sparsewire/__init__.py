@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run the code be
     from .codecs import Implied as Implied
     from .codecs import Int32 as Int32
     from .codecs import KBit as KBit
+    from .codecs import LloydMax as LloydMax
     from .codecs import OneBit as OneBit
     from .codecs import TwoBit as TwoBit
     from .collectives import AllGather as AllGather

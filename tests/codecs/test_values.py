@@ -125,6 +125,8 @@ def test_bytes_of_a_message(codec: ValueCodec, scope: object) -> None:
     centres = len(segments.sparse)
     if codec == sw.OneBit("column"):
         centres = 7 + 2 * 4  # none for the bias, which is sent densely
+    if isinstance(codec, sw.LloydMax):
+        centres *= 2 ** (codec.bits - 1)
     if isinstance(codec, sw.QSGD):
         centres = sum(math.ceil(segment.capacity / codec.bucket) for segment in segments.sparse)
     expected = (
@@ -150,12 +152,29 @@ def twin(codec: ValueCodec, values: np.ndarray, owner: np.ndarray) -> np.ndarray
         own = np.abs(values[owner == number])
         if isinstance(codec, sw.OneBit):
             sizes = np.full(len(own), own.min() if codec.centre == "threshold" else own.mean())
+        elif isinstance(codec, sw.LloydMax):
+            sizes = lloyd(own, 2 ** (codec.bits - 1))
         else:
             levels = 2 ** (bits_of(codec) - 1)
             step = 2 * own.mean() / levels
             sizes = step * (0.5 + np.minimum(np.floor(own / step), levels - 1))
         read[owner == number] = np.where(values[owner == number] < 0, -sizes, sizes)
     return read
+
+
+def lloyd(sizes: np.ndarray, levels: int) -> np.ndarray:
+    """Lloyd's algorithm: magnitudes from half the mean upwards become the means of their groups."""
+    centres = sizes.mean() / 2 * (2 * levels) ** (np.arange(levels) / (levels - 1))
+    for _ in range(4):
+        nearest = np.abs(sizes[:, None] - centres).argmin(axis=1)
+        centres = np.array(
+            [
+                sizes[nearest == n].mean() if (nearest == n).any() else c
+                for n, c in enumerate(centres)
+            ]
+        )
+    found: np.ndarray = centres[np.abs(sizes[:, None] - centres).argmin(axis=1)]
+    return found
 
 
 @pytest.mark.parametrize("codec", [*STEADY, *(sw.KBit(bits) for bits in (1, 2, 5, 8))], ids=label)
@@ -208,6 +227,29 @@ def test_errors_of_steps(bits: int) -> None:
     error = (values - through(sw.KBit(bits), values)).abs()
     excess = (values.abs() - 2 * mean).clamp(min=0)
     assert (error <= step / 2 + excess + 1e-5 * mean).all()
+
+
+@pytest.mark.parametrize("power", [1, 3, 7])
+def test_lloyd_max_fits_its_magnitudes_to_the_values(power: int) -> None:
+    """Its error is below that of fixed steps, also if a few values are far larger than the rest."""
+    generator = torch.Generator().manual_seed(power)
+    values = (1 + torch.randn(1000, generator=generator).abs()) ** power
+
+    def error(codec: ValueCodec) -> float:
+        return float((values - through(codec, values)).square().sum() / values.square().sum())
+
+    errors = [error(sw.LloydMax(bits)) for bits in range(2, 9)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] < error(sw.OneBit()) * 0.6
+    assert errors[0] < error(sw.TwoBit())
+    assert errors[1] < error(sw.KBit(3))
+
+
+def test_lloyd_max_sends_a_few_different_values_exactly() -> None:
+    values = torch.tensor([3.0, -3.0, 700.0, 3.0, -700.0])
+    assert torch.equal(through(sw.LloydMax(2), values), values)
+    assert torch.equal(through(sw.LloydMax(8), values), values)
+    assert not torch.equal(through(sw.TwoBit(), values), values)
 
 
 @pytest.mark.parametrize(
@@ -306,6 +348,8 @@ def test_qsgd_depends_on_key_and_coordinate_alone() -> None:
         (lambda: sw.KBit(0), "from 1 to 16, not 0"),
         (lambda: sw.KBit(17), "from 1 to 16, not 17"),
         (lambda: sw.KBit(True), "from 1 to 16, not True"),
+        (lambda: sw.LloydMax(1), "from 2 to 8, not 1"),
+        (lambda: sw.LloydMax(9), "from 2 to 8, not 9"),
         (lambda: sw.QSGD(1), "from 2 to 16, not 1"),
         (lambda: sw.QSGD(4.0), "from 2 to 16, not 4.0"),
         (lambda: sw.QSGD(4, bucket=0), "bucket must be a whole number"),

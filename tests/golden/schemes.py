@@ -30,6 +30,7 @@ SCHEMES = {
     "one_bit_threshold": "Scheme(TopK(0.05), values=OneBit('threshold'))",
     "two_bit": "Scheme(TopK(0.05), values=TwoBit())",
     "k_bit": "Scheme(TopK(0.05), values=KBit(bits=3))",
+    "lloyd_max": "Scheme(TopK(0.05), values=LloydMax(3))",
     "qsgd": "Scheme(TopK(0.05), values=QSGD())",
     "dense_bfloat16": "Scheme(Dense(), values=BFloat16())",
     "random_k_two_bit": "Scheme(RandomK(0.05), values=TwoBit())",

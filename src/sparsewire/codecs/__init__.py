@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .cast import BFloat16, Float16, Float32
 from .indices import Bitmap, EliasFano, Implied, IndexCodec, Int32
-from .quantized import QSGD, KBit, OneBit, TwoBit
+from .quantized import QSGD, KBit, LloydMax, OneBit, TwoBit
 from .values import Place, ValueCodec
 
 __all__ = [
@@ -24,13 +24,23 @@ __all__ = [
     "IndexCodec",
     "Int32",
     "KBit",
+    "LloydMax",
     "OneBit",
     "Place",
     "TwoBit",
     "ValueCodec",
 ]
 
-VALUES: tuple[type[ValueCodec], ...] = (Float32, BFloat16, Float16, OneBit, TwoBit, KBit, QSGD)
+VALUES: tuple[type[ValueCodec], ...] = (
+    Float32,
+    BFloat16,
+    Float16,
+    OneBit,
+    TwoBit,
+    KBit,
+    LloydMax,
+    QSGD,
+)
 """All value codecs."""
 
 INDICES: tuple[type[IndexCodec], ...] = (EliasFano, Bitmap, Int32, Implied)
