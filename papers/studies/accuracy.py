@@ -40,19 +40,21 @@ def _ahead(share: float) -> dict[str, Any]:
     return {**_UPDATES, "step_ahead": share}
 
 
-def _two_bits(selector: str, more: str = "") -> str:
-    return f"Scheme({selector}, values=TwoBit(){more})"
+def _two_bits(selector: str, more: str = "", values: str = "TwoBit()") -> str:
+    return f"Scheme({selector}, values={values}{more})"
 
 
 _EVERYTHING = ", dense_below=0, dense_1d=False"
 _GLOBAL = ", scope='global'"
 _AT_LEAST = ", min_count=16"
+_LLOYD, _LLOYD_3 = "LloydMax()", "LloydMax(3)"
 
 
-def _early(first: float, then: float, scope: str = "") -> str:
-    """Return a scheme whose ratio changes after the first half of the steps, `{half}`."""
-    selector = f"TopK({then}{'' if scope else _AT_LEAST})"
-    return f"Warmup({_two_bits(selector, _EVERYTHING + scope)}, steps={{half}}, ratio={first})"
+def _early(first: float, then: float, more: str = "", values: str = "TwoBit()") -> str:
+    """Return a scheme whose ratio changes after the first half of the exchanges, `{half}`."""
+    selector = f"TopK({then}{'' if _GLOBAL in more else _AT_LEAST})"
+    scheme = _two_bits(selector, _EVERYTHING + more, values)
+    return f"Warmup({scheme}, steps={{half}}, ratio={first})"
 
 
 def _local(every: int, **how: Any) -> dict[str, Any]:
@@ -61,6 +63,7 @@ def _local(every: int, **how: Any) -> dict[str, Any]:
 
 _ALL = ", dense_1d=False"
 _OWNERS = ", collective=Sharded(0.05), dense_1d=False"
+_EQUAL_OWNERS = ", collective=Sharded()"  # send back as many coordinates as a rank sends
 _GLOBAL_1 = _two_bits("TopK(0.01)", _EVERYTHING + _GLOBAL)
 _AT_LEAST_1 = _two_bits(f"TopK(0.01{_AT_LEAST})", _EVERYTHING)
 
@@ -126,6 +129,41 @@ COMMON = (
         _two_bits("TopK(0.05)", _OWNERS + ", dense_below=0"),
         _AHEAD,
     ),
+    Row(
+        "updates 1 %, global, Lloyd, ahead",
+        _two_bits("TopK(0.01)", _EVERYTHING + _GLOBAL, _LLOYD),
+        _AHEAD,
+    ),
+    Row(
+        "updates 4 then 0.3 %, global, Lloyd, ahead",
+        _early(0.04, 0.003, _GLOBAL, _LLOYD),
+        _AHEAD,
+    ),
+    Row(
+        "updates 10 then 2 %, global, Lloyd 3, owners, ahead",
+        _early(0.1, 0.02, _GLOBAL + _EQUAL_OWNERS, _LLOYD_3),
+        _AHEAD,
+    ),
+    Row(
+        "updates 20 then 0.5 %, global, two bits, owners, ahead",
+        _early(0.2, 0.005, _GLOBAL + _EQUAL_OWNERS),
+        _AHEAD,
+    ),
+    Row(
+        "updates 20 then 0.5 %, global, two bits, owners, ahead 0",
+        _early(0.2, 0.005, _GLOBAL + _EQUAL_OWNERS),
+        _UPDATES,
+    ),
+    Row(
+        "updates 10 then 3 %, global, two bits, owners, ahead",
+        _early(0.1, 0.03, _GLOBAL + _EQUAL_OWNERS),
+        _AHEAD,
+    ),
+    Row(
+        "updates 15 then 2 %, two bits, owners, ahead",
+        _early(0.15, 0.02, _EQUAL_OWNERS),
+        _AHEAD,
+    ),
 )
 PHOTOS = (
     *COMMON[:2],
@@ -133,6 +171,12 @@ PHOTOS = (
     Row(
         "gradients 1 %, corrected, two bits, owners",
         _two_bits("TopK(0.01)", ", memory=MomentumCorrection(), collective=Sharded(0.05)"),
+        {},
+        True,
+    ),
+    Row(
+        "gradients 2 %, corrected, two bits, owners 10 %",
+        _two_bits("TopK(0.02)", ", memory=MomentumCorrection(), collective=Sharded(0.1)"),
         {},
         True,
     ),
@@ -147,6 +191,8 @@ LOCAL = 15
 _CHUNKS = "Scheme(TopK(count=64), scope=4096, values=TwoBit(), memory=ErrorFeedback(decay=0.95))"
 _OUTER = {"outer_rate": 0.7, "outer_momentum": 0.9}
 _LOCAL_OWNERS = _two_bits("TopK(0.05)", _OWNERS)
+_EARLY_OWNERS = _early(0.15, 0.01, _EQUAL_OWNERS)
+_VELOCITY = ", memory=MomentumCorrection(0.6, masking=False)"
 TEXTS = (
     *COMMON,
     Row(
@@ -204,6 +250,86 @@ TEXTS = (
         _local(LOCAL, step_ahead="auto", **_OUTER),
     ),
     Row(
+        "local steps, H = 15, 15 then 1 %, two bits, owners, ahead",
+        _EARLY_OWNERS,
+        _local(LOCAL, step_ahead="auto"),
+    ),
+    Row(
+        "local steps, H = 15, 15 then 1 %, two bits, owners, ahead, outer",
+        _EARLY_OWNERS,
+        _local(LOCAL, step_ahead="auto", **_OUTER),
+    ),
+    Row(
+        "local steps, H = 15, 15 then 1 %, two bits, owners, ahead, gentle outer",
+        _EARLY_OWNERS,
+        _local(LOCAL, step_ahead="auto", outer_rate=1.0, outer_momentum=0.6),
+    ),
+    Row(
+        "local steps, H = 15, 15 then 1 %, two bits, owners, ahead, momentum first",
+        _early(0.15, 0.01, _EQUAL_OWNERS + _VELOCITY),
+        _local(LOCAL, step_ahead="auto"),
+    ),
+    Row(
+        "local steps, H = 15, 10 then 4 %, two bits, owners, ahead",
+        _early(0.1, 0.04, _EQUAL_OWNERS),
+        _local(LOCAL, step_ahead="auto"),
+    ),
+    Row(
+        "local steps, H = 15, 10 then 4 %, two bits, owners, ahead, gentle outer",
+        _early(0.1, 0.04, _EQUAL_OWNERS),
+        _local(LOCAL, step_ahead="auto", outer_rate=1.0, outer_momentum=0.6),
+    ),
+    Row(
+        "local steps, H = 15, 7 %, two bits, owners, ahead, gentle outer",
+        _two_bits(f"TopK(0.07{_AT_LEAST})", _EVERYTHING + _EQUAL_OWNERS),
+        _local(LOCAL, step_ahead="auto", outer_rate=1.0, outer_momentum=0.6),
+    ),
+    Row(
+        "local steps, H = 15, 8 then 6 %, two bits, owners, ahead, gentle outer",
+        _early(0.08, 0.06, _EQUAL_OWNERS),
+        _local(LOCAL, step_ahead="auto", outer_rate=1.0, outer_momentum=0.6),
+    ),
+    Row(
+        "local steps, H = 15, 10 then 4 %, two bits, owners, ahead 0.3, gentle outer",
+        _early(0.1, 0.04, _EQUAL_OWNERS),
+        _local(LOCAL, step_ahead=0.3, outer_rate=1.0, outer_momentum=0.6),
+    ),
+    Row(
+        "local steps, H = 15, 8 then 6 %, two bits, owners, ahead 0.3, gentle outer",
+        _early(0.08, 0.06, _EQUAL_OWNERS),
+        _local(LOCAL, step_ahead=0.3, outer_rate=1.0, outer_momentum=0.6),
+    ),
+    Row(
+        "local steps, H = 15, 8 then 6 %, two bits, owners, ahead 0.3, gentler outer",
+        _early(0.08, 0.06, _EQUAL_OWNERS),
+        _local(LOCAL, step_ahead=0.3, outer_rate=1.0, outer_momentum=0.4),
+    ),
+    Row(
+        "local steps, H = 15, 10 then 4 %, two bits, owners, ahead, outer 1 0.7",
+        _early(0.1, 0.04, _EQUAL_OWNERS),
+        _local(LOCAL, step_ahead="auto", outer_rate=1.0, outer_momentum=0.7),
+    ),
+    Row(
+        "local steps, H = 15, 10 then 4 %, two bits, owners, ahead, outer 1 0.8",
+        _early(0.1, 0.04, _EQUAL_OWNERS),
+        _local(LOCAL, step_ahead="auto", outer_rate=1.0, outer_momentum=0.8),
+    ),
+    Row(
+        "local steps, H = 15, 10 then 4 %, two bits, owners, ahead, outer 0.7 0.8",
+        _early(0.1, 0.04, _EQUAL_OWNERS),
+        _local(LOCAL, step_ahead="auto", outer_rate=0.7, outer_momentum=0.8),
+    ),
+    Row(
+        "local steps, H = 15, 10 then 4 %, two bits, owners, ahead 0.3, outer 1 0.7",
+        _early(0.1, 0.04, _EQUAL_OWNERS),
+        _local(LOCAL, step_ahead=0.3, outer_rate=1.0, outer_momentum=0.7),
+    ),
+    Row(
+        "local steps, H = 15, 8 then 6 %, two bits, owners, ahead, outer 1 0.7",
+        _early(0.08, 0.06, _EQUAL_OWNERS),
+        _local(LOCAL, step_ahead="auto", outer_rate=1.0, outer_momentum=0.7),
+    ),
+    Row(
         "local steps, H = 15, 5 %, outer",
         "TopK(0.05)",
         _local(LOCAL, **_OUTER),
@@ -227,6 +353,7 @@ _WIDE_ROWS = (
     DENSE,
     "gradients 1 %, corrected",
     "gradients 1 %, corrected, two bits, owners",
+    "gradients 2 %, corrected, two bits, owners 10 %",
     "updates 1 %, two bits, 1-D too, ahead",
     "updates 5 %, two bits, owners, ahead",
 )
@@ -257,16 +384,15 @@ def texts(epochs: int) -> Recipe:
 
 def _cells(rows: Sequence[Row], recipe: Recipe, rates: Sequence[float]) -> list[Cell]:
     half = recipe.epochs // 2 * (_TEXT_STEPS if recipe.length else _PHOTO_STEPS)
-    return [
-        Cell(
-            f"{row.name}/{rate:g}",
-            row.scheme.replace("{half}", str(max(1, half))),
-            row.recipe(replace(recipe, rate=rate)),
-            ((row.name, f"rate {rate:g}"),),
-        )
-        for row in rows
-        for rate in rates
-    ]
+    cells = []
+    for row in rows:
+        for rate in rates:
+            mine = row.recipe(replace(recipe, rate=rate))
+            scheme = row.scheme.replace("{half}", str(max(1, half // mine.every)))
+            cells.append(
+                Cell(f"{row.name}/{rate:g}", scheme, mine, ((row.name, f"rate {rate:g}"),))
+            )
+    return cells
 
 
 def _quick(rows: Sequence[Row], recipe: Recipe, rate: float) -> list[Cell]:

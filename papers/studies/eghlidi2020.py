@@ -336,7 +336,7 @@ ALL = (
             "laptop": laptop,
             "quick": quick,
         },
-        seeds={"short": (0, 1), "paper": (0,), "tuned": (0, 1), "laptop": (0,), "quick": (0,)},
+        seeds={"short": (0, 1), "paper": (0,), "tuned": (0, 1), "laptop": (0, 1, 2), "quick": (0,)},
         remarks=remarks,
     ),
     Study(
