@@ -553,6 +553,27 @@ def check_narrow(kernels: Kernels, device: torch.device, size: int) -> None:
             same(expected.view(torch.int16), found.view(torch.int16), f"{length}, key {key}")
 
 
+def check_fit_magnitudes(kernels: Kernels, device: torch.device, size: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for counts in ([size], [0, 7, 0, size // 2, 1], [3, 2], [1], [0]):
+        total = sum(counts)
+        for padding in (0, counts[-1] // 2):
+            values = torch.randn(total, generator=generator) ** 5
+            values[total - padding :] = 0
+            shares = [*counts[:-1], counts[-1] - padding]
+            for scale in (1.0, 0.0, 1e-42, 1e38):
+                scaled = (values * scale).clamp(-3e38, 3e38)
+                tables = torch.tensor(counts), torch.tensor(shares)
+                for levels in (2, 4, 128):
+                    case = f"{counts}, {padding} of them padding, times {scale}, {levels} levels"
+                    wanted = reference.fit_magnitudes(scaled, *tables, levels)
+                    moved = [table.to(device) for table in tables]
+                    found = kernels.fit_magnitudes(scaled.to(device), *moved, levels)
+                    assert (wanted[0].diff(dim=0) >= 0).all(), case
+                    for ours, theirs in zip(wanted, found, strict=True):
+                        same(ours, theirs, case)
+
+
 def check_digest(kernels: Kernels, device: torch.device, size: int) -> None:
     generator = torch.Generator().manual_seed(0)
     for length in (0, 8, 16, 64, 72, size // 8 * 8):
@@ -667,6 +688,7 @@ CHECKS: tuple[Check, ...] = (
     check_find_flags,
     check_ascending,
     check_narrow,
+    check_fit_magnitudes,
     check_digest,
     check_is_ascending,
     check_inspect,

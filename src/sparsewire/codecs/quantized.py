@@ -23,7 +23,6 @@ from .values import Place, ValueCodec, from_bytes, to_bytes
 _WHOLE = torch.bfloat16
 _MOST = torch.finfo(torch.float32).max
 _MOST_VALUES = 1 << 31  # no message has as many
-_ITERATIONS = 4  # of Lloyd's algorithm
 
 
 class _Quantized(ValueCodec):
@@ -86,17 +85,21 @@ class _Quantized(ValueCodec):
         return torch.cat([selected.to(dtype), from_bytes(data[end:], _WHOLE).to(dtype)])
 
 
-def _mean_magnitudes(values: Tensor, counts: Tensor, place: Place) -> tuple[Tensor, Tensor]:
-    """Return the mean |value| of each segment, and how many values it is taken over.
+def _mean_magnitudes(values: Tensor, counts: Tensor, place: Place) -> Tensor:
+    """Return the mean |value| of each segment, summed in float64 so that the order has no effect.
 
-    The sum is in float64, so that the order has no effect. Zeros count like other values, since
-    they are decoded as ± a centre too. Without them, a few large values among zeros would come back
-    much too large.
+    Zeros count like other values, since they are decoded as ± a centre too. Without them, a few
+    large values among zeros would come back much too large.
     """
     sums = torch.segment_reduce(values.abs().double(), "sum", lengths=counts, unsafe=True)
+    return sums / _shares(values, counts, place).clamp(min=1)
+
+
+def _shares(values: Tensor, counts: Tensor, place: Place) -> Tensor:
+    """Return how many values each segment has without padding, which is at the end of the last."""
     shares = counts.clone()
     shares[-1] -= values.numel() - _before(place, place.segments.size)
-    return sums / shares.clamp(min=1), shares
+    return shares
 
 
 def _before(place: Place, index: int) -> Tensor:
@@ -205,7 +208,7 @@ class OneBit(_Quantized):
             centres = self._column_means(values, place)
         else:
             counts = _counts(place)
-            centres = _mean_magnitudes(values, counts, place)[0].float()
+            centres = _mean_magnitudes(values, counts, place).float()
         if self.centre == "threshold":
             # the smallest but for zeros, where the mean bounds it: it must not be 0 for ever
             sizes = values.abs().masked_fill_(values == 0, math.inf)
@@ -238,7 +241,7 @@ class _Steps(_Quantized):
     def quantize(self, values: Tensor, place: Place) -> tuple[Tensor, Tensor]:
         levels = 1 << (self.width - 1)
         counts = _counts(place)
-        means, _ = _mean_magnitudes(values, counts, place)
+        means = _mean_magnitudes(values, counts, place)
         steps = (means * (2 / levels)).clamp(max=_MOST / levels).float()
         own = steps.index_select(0, _segments(place, counts))
         number = (values.abs() / own).nan_to_num_(0, levels, 0).clamp_(max=levels - 1).long()
@@ -339,31 +342,9 @@ class LloydMax(_Quantized):
 
     def quantize(self, values: Tensor, place: Place) -> tuple[Tensor, Tensor]:
         counts = _counts(place)
-        segment = _segments(place, counts)
-        sizes, levels = values.abs().double(), self._levels
-
-        def above(centres: Tensor) -> list[Tensor]:
-            """Return, for each magnitude but the first, which values are nearer to it or beyond."""
-            edges = (centres[:-1] + centres[1:]) / 2
-            return [sizes > edge.index_select(0, segment) for edge in edges]
-
-        def total(numbers: Tensor) -> Tensor:
-            return torch.segment_reduce(numbers, "sum", lengths=counts, unsafe=True)
-
-        means, shares = _mean_magnitudes(values, counts, place)
-        spread = torch.arange(levels, device=values.device).double() / (levels - 1)
-        centres = means / 2 * (2 * levels) ** spread[:, None]
-        for _ in range(_ITERATIONS):
-            beyond = above(centres)
-            # as sums over nested sets, so that an empty difference is exactly zero
-            sums = [means * shares, *(total(sizes * each) for each in beyond)]
-            numbers = [shares, *(total(each.double()) for each in beyond)]
-            nothing = [torch.zeros_like(means)]
-            lengths = torch.stack(numbers) - torch.stack(numbers[1:] + nothing)
-            inside = torch.stack(sums) - torch.stack(sums[1:] + nothing)
-            centres = torch.where(lengths > 0, inside / lengths.clamp(min=1), centres)
-        number = torch.stack(above(centres)).sum(dim=0)
-        return centres.float().flatten(), number * 2 + (values < 0)
+        fit = kernels.on(values.device).fit_magnitudes
+        centres, number = fit(values, counts, _shares(values, counts, place), self._levels)
+        return centres.flatten(), number * 2 + (values < 0)
 
     def restore(self, centres: Tensor, codes: Tensor, place: Place) -> Tensor:
         segment = _segments(place, _counts(place))

@@ -164,6 +164,17 @@ class Kernels(Protocol):
     def narrow(self, wide: Tensor, narrow: Tensor, key: int) -> None:
         """Round float32 to bfloat16 stochastically, so that the expected error is zero."""
 
+    def fit_magnitudes(
+        self, values: Tensor, counts: Tensor, shares: Tensor, levels: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return magnitudes that fit the values of each segment, and the nearest for every value.
+
+        A few iterations of Lloyd's algorithm: assign each value to the nearest magnitude, then
+        replace each magnitude by the mean of its values. The magnitudes are float32, a row for
+        each level, in ascending order. A segment has `counts` values, which are neighbours; the
+        first `shares` of them are no padding.
+        """
+
     def pack(self, values: Tensor, width: int) -> Tensor:
         """Return the low `width` bits of integers as bytes; see `bits`."""
 
@@ -264,6 +275,8 @@ def _try_all(kernels: Kernels, device: torch.device) -> None:
     kernels.put_back(after, selection.indices, selection.values, segments, work)
     messages = [(selection.indices, selection.values)] * 2
     kernels.add_up(torch.ones_like(before[:size]), messages, 0.5, segments, work)
+    count = torch.tensor([indices.numel()], device=device)
+    kernels.fit_magnitudes(addend[: indices.numel()].float(), count, count, 2)
     for width in (1, 2, 6):
         kernels.unpack(kernels.pack(indices, width), indices.numel(), width)
     kernels.find_flags(kernels.set_flags(indices, size), indices.numel() + 1)

@@ -27,6 +27,7 @@ __all__ = [
     "collect",
     "deal",
     "find_flags",
+    "fit_magnitudes",
     "inspect",
     "is_ascending",
     "narrow",
@@ -41,6 +42,8 @@ __all__ = [
     "unpack",
     "write_ascending",
 ]
+
+ITERATIONS = 4  # of Lloyd's algorithm
 
 
 def top_k(
@@ -339,6 +342,41 @@ def narrow(wide: Tensor, narrow: Tensor, key: int) -> None:
     is_finite = (rounded & 0x7F800000) != 0x7F800000
     rounded = torch.where(is_finite, rounded, bits)
     narrow.copy_((rounded >> 16).to(torch.int16).view(torch.bfloat16))
+
+
+def fit_magnitudes(
+    values: Tensor, counts: Tensor, shares: Tensor, levels: int
+) -> tuple[Tensor, Tensor]:
+    segment = torch.repeat_interleave(counts, output_size=values.numel())
+    sizes = values.abs().double()
+
+    def total(numbers: Tensor) -> Tensor:
+        return torch.segment_reduce(numbers, "sum", lengths=counts, unsafe=True)
+
+    def nearest(magnitudes: Tensor) -> Tensor:
+        edges = (magnitudes[:-1].double() + magnitudes[1:].double()) / 2
+        return torch.stack([sizes > edge.index_select(0, segment) for edge in edges]).sum(dim=0)
+
+    means = total(sizes) / shares.clamp(min=1)
+    magnitudes = torch.stack([_single(means * share) for share in first_magnitudes(levels)])
+    for _ in range(ITERATIONS):
+        number = nearest(magnitudes)
+        groups = [number == level for level in range(levels)]
+        lengths = [total(group.double()) for group in groups[1:]]
+        lengths.insert(0, shares - sum(lengths))  # padding is not a value
+        for level, (group, length) in enumerate(zip(groups, lengths, strict=True)):
+            mean = total(torch.where(group, sizes, 0)) / length.clamp(min=1)
+            magnitudes[level] = torch.where(length > 0, _single(mean), magnitudes[level])
+    return magnitudes, nearest(magnitudes)
+
+
+def first_magnitudes(levels: int) -> list[float]:
+    """Return the magnitudes that Lloyd's algorithm begins with, as multiples of the mean."""
+    return [(2 * levels) ** (level / (levels - 1)) / 2 for level in range(levels)]
+
+
+def _single(numbers: Tensor) -> Tensor:
+    return numbers.clamp(max=torch.finfo(torch.float32).max).float()
 
 
 def write_ascending(

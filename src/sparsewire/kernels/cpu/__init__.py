@@ -24,6 +24,7 @@ from .coding import (
 )
 from .draws import block_random_k, random_k
 from .extract import chosen, over_threshold, top_k
+from .magnitudes import fit_magnitudes
 from .shards import collect, deal
 from .sums import add_up, put_back
 
@@ -36,6 +37,7 @@ __all__ = [
     "collect",
     "deal",
     "find_flags",
+    "fit_magnitudes",
     "inspect",
     "is_ascending",
     "narrow",
