@@ -8,7 +8,7 @@ from ..bench.contenders import COMPUTE
 from ..bench.results import Results
 from ..bench.scale.view import Scale
 from ..bench.setting import Setting, arguments
-from ..bench.step.plan import interleave
+from ..bench.step.rank import interleave
 from ..lab import Loopback
 from . import site
 from .bench_session import name_contenders, prepare, tell

@@ -9,7 +9,7 @@ from typing import Any
 from ..bench.contenders import COMPUTE
 from ..bench.results import Contender, Results, Run, Sample
 from ..bench.setting import Setting, arguments
-from ..bench.step.plan import Plan, Turn, interleave
+from ..bench.step.rank import Plan, Turn, interleave
 from ..bench.words import say_seconds
 from ..tasks import workloads
 from ..tasks.workloads import WorkloadError
@@ -105,8 +105,7 @@ class StepSession(Session):
             title = f"{self.place}, round {turn[0] + 1}: {turn[1]}"
             self.progress.update(len(self._done), "", title)
         elif record["kind"] == "measured":
-            steps = [{**step, "round": turn[0]} for step in record["steps"]]
-            self._samples[turn[1]] += map(Sample.from_dict, steps)
+            self._samples[turn[1]] += [Sample(round=turn[0], **step) for step in record["steps"]]
             self.buckets[turn[1]] = record["buckets"]
             self._done.add(turn)
             self.progress.log(

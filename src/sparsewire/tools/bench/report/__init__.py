@@ -24,7 +24,7 @@ from markupsafe import Markup, escape
 from sparsewire.report import plural
 
 from ...lab import Link
-from ..colours import LINES_ON_DARK, OF_LINES, OF_PARTS
+from ..drawing import LINES_ON_DARK, OF_LINES, OF_PARTS
 from ..setting import Setting
 from ..table import Cell, Heading, Line, Table
 from ..words import say_rate

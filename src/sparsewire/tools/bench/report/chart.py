@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup, escape
 
 from .. import drawing
-from ..colours import FAINT, INK, MARKERS, OF_LINES, OF_PARTS
+from ..drawing import FAINT, INK, MARKERS, OF_LINES, OF_PARTS
 from . import Bars
 
 if TYPE_CHECKING:

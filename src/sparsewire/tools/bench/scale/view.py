@@ -11,8 +11,7 @@ from typing import Any
 
 from ..contenders import COMPUTE, DENSE
 from ..results import Contender, Results, Run, rounded
-from .loads import Loads
-from .model import Measured, Model, fit, share
+from .model import Loads, Measured, Model, fit, share
 
 
 @dataclass(frozen=True)
@@ -51,11 +50,6 @@ class Scale:
         """The number of hosts up to which the model goes."""
         return int(self.results.facts["most"])
 
-    @property
-    def cores(self) -> int:
-        """The cores of the machine that all hosts share."""
-        return int(self.results.setting.machine["cores"])
-
     @cached_property
     def names(self) -> list[str]:
         """The contenders that exchange and were measured."""
@@ -85,7 +79,7 @@ class Scale:
             (
                 Measured(
                     self.loads[one.name].on(run.hosts),
-                    share(run.hosts, self.cores),
+                    share(run.hosts, self.results.setting.machine["cores"]),
                     run.floor.median,
                     one.median,
                 ),
@@ -165,7 +159,7 @@ def follows(results: Results) -> dict[str, Any]:
     scale = Scale(results)
     return {
         "fitted": {
-            "seconds_per": scale.fitted.to_dict(),
+            "seconds_per": asdict(scale.fitted),
             "mean_error": round(scale.mean_error, 6),
             "largest_error": round(scale.worst.error, 6),
             "points": [rounded({**asdict(one), "error": one.error}) for one in scale.checked],

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from statistics import fmean
 from time import perf_counter
 from typing import Any
@@ -20,13 +20,50 @@ import torch.distributed as dist
 from ...tasks import workloads
 from ...tasks.workloads import Workload, WorkloadError
 from ..contenders import PEERS, Entry, interface_bytes
-from .plan import Plan
 from .stopwatch import steps
 
 Emit = Callable[[dict[str, Any]], None]
 
+Turn = tuple[int, str]  # the round and the contender
+
 _PATIENCE = 5.0  # seconds that the measured steps of a turn should not exceed by much
 _FEWEST = 2  # steps that a turn measures even so
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One measurement on one network, the same for every rank.
+
+    Args:
+        model: the workload's name.
+        batch_size: examples per rank and step; None for the model's own.
+        turns: rounds and contenders, in order.
+        steps: how many steps a turn measures at most.
+        timeout: seconds after which a step counts as hung.
+        counts: the number of steps per contender, where it is decided already.
+    """
+
+    model: str
+    batch_size: int | None
+    turns: tuple[Turn, ...]
+    steps: int
+    timeout: float
+    counts: dict[str, int]
+
+
+def interleave(contenders: Sequence[str], rounds: int) -> tuple[Turn, ...]:
+    """Return the turns of all contenders in every round; every other round is reversed.
+
+    A machine that slows down during the measurement then affects all contenders alike.
+
+    >>> interleave(["a", "b"], 2)
+    ((0, 'a'), (0, 'b'), (1, 'b'), (1, 'a'))
+    """
+    return tuple(
+        (number, name)
+        for number in range(rounds)
+        for name in (reversed(contenders) if number % 2 else contenders)
+    )
 
 
 def take_turns(plan: Plan, emit: Emit) -> None:
