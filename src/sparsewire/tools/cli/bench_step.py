@@ -1,4 +1,7 @@
-"""`sparsewire bench step`: what a training step costs, measured in real processes."""
+"""`sparsewire bench step`: what a training step costs, measured in real processes.
+
+The columns of its tables are in `bench/step/columns.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,8 @@ from ..bench.setting import Setting, arguments
 from ..bench.step.rank import Plan, Turn, interleave
 from ..bench.words import say_seconds
 from ..tasks import workloads
-from ..tasks.workloads import WorkloadError
 from . import site
 from .bench_session import Session, name_contenders, prepare, tell
-from .errors import USAGE, CommandError
 from .options import BenchScale, BenchStep
 from .progress import Progress
 from .worker import Record
@@ -26,7 +27,7 @@ def step(options: BenchStep) -> int:
     names = [COMPUTE, *name_contenders(options.peers, options.schemes)]
     rates = dict.fromkeys(site.read_rate(text, "--rates") for text in options.rates)
     site.check_hosts(options.hosts, "--hosts")
-    check_model(options.model)
+    workloads.check(options.model)
     prepare(options)
     plan = plan_of(options, names)
     runs, model = [], {}
@@ -39,14 +40,6 @@ def step(options: BenchStep) -> int:
     setting = Setting.here(arguments("sparsewire bench step", options))
     tell(Results("step", setting, model, tuple(runs)), options)
     return 0
-
-
-def check_model(name: str) -> None:
-    """Raise an error for an unknown model."""
-    try:
-        workloads.check(name)
-    except WorkloadError as error:
-        raise CommandError(str(error), USAGE) from error
 
 
 def plan_of(options: BenchStep | BenchScale, names: list[str]) -> Plan:

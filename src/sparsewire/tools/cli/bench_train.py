@@ -1,4 +1,7 @@
-"""`sparsewire bench train` and `demo`: how long training takes to a target, dense and sparse."""
+"""`sparsewire bench train` and `demo`: how long training takes to a target, dense and sparse.
+
+The columns of its table are in `bench/train/columns.py`.
+"""
 
 from __future__ import annotations
 

@@ -125,8 +125,8 @@ def _in_words(error: BaseException) -> CommandError | None:
         )
         return CommandError(sentence) if missing in _EXTRA else None
     if isinstance(error, RuntimeError):
-        from sparsewire.errors import SchemeError, SparsewireError
+        from sparsewire.errors import SparsewireError
 
-        code = USAGE if isinstance(error, SchemeError) else FAILED
+        code = USAGE if isinstance(error, ValueError) else FAILED  # an unknown scheme or model
         return CommandError(str(error), code) if isinstance(error, SparsewireError) else None
     return None

@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..bench.setting import version
 from ..bench.timing import Timing
 from ..tasks import training
 from . import checkpoint
 from .errors import StepError
 from .group import Group, StopSign
 from .loop import Loop, test
-from .parse import version
 from .plan import Plan
 from .worker import Emit, Record
 
@@ -208,7 +208,7 @@ class _Run:
 def versions() -> dict[str, str]:
     """Return the software versions that affect results."""
     return {
-        "sparsewire": version(),
+        "sparsewire": version("sparsewire"),
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "platform": platform.platform(),
