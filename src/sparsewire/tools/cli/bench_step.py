@@ -78,7 +78,11 @@ class StepSession(Session):
 
     def left(self) -> dict[str, Any] | None:
         """Return the plan for the remaining turns, with as many steps as before."""
-        turns = tuple(turn for turn in self._plan.turns if self._is_due(turn))
+        turns = tuple(
+            turn
+            for turn in self._plan.turns
+            if turn not in self._done and turn[1] not in self.failed
+        )
         counts = {
             name: sum(sample.round == samples[0].round for sample in samples)
             for name, samples in self._samples.items()
@@ -105,6 +109,3 @@ class StepSession(Session):
                 f"  {len(self._done)}/{len(self._plan.turns)}  round {turn[0] + 1}  {turn[1]}  "
                 f"{say_seconds(statistics.median(self._seconds))}/step"
             )
-
-    def _is_due(self, turn: Turn) -> bool:
-        return turn not in self._done and turn[1] not in self.failed

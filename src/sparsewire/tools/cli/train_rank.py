@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from ..bench.setting import version
+from ..bench.step.rank import gather_texts
 from ..bench.timing import Timing
 from ..tasks import training
 from . import checkpoint
@@ -134,7 +135,7 @@ class _Run:
             name: checkpoint.write_file(directory, step, name, state)
             for name, state in states.items()
         }
-        parts = self._group.collect(f"checkpoint/{step}", json.dumps(written))
+        parts = gather_texts(json.dumps(written))
         if rank == 0:
             files = {name: digest for part in parts for name, digest in json.loads(part).items()}
             checkpoint.complete(directory, step, files, self._plan, self._group.workers)

@@ -147,14 +147,14 @@ class _Course:
 
 def _merge(mine: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return every step as the mean over all ranks; nothing on ranks other than 0."""
-    found = _collect(json.dumps(mine))
+    found = gather_texts(json.dumps(mine))
     if dist.get_rank() != 0:
         return []
     return [_mean(ranks) for ranks in zip(*map(json.loads, found), strict=True)]
 
 
-def _collect(text: str) -> list[str]:
-    """Every rank's text, on all ranks: as bytes, since pickled objects could run code."""
+def gather_texts(text: str) -> list[str]:
+    """Return every rank's text: sent as bytes, since pickled objects could run code."""
     mine = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
     sizes = [torch.tensor(0) for _ in range(dist.get_world_size())]
     dist.all_gather(sizes, torch.tensor(mine.numel()))
@@ -202,7 +202,7 @@ def _compare(workload: Workload, name: str) -> None:
     for key, parameter in workload.model.named_parameters():
         total = float(parameter.detach().double().sum())
         digest.update(f"{key} {tuple(parameter.shape)} {parameter.dtype} {total}".encode())
-    found = _collect(digest.hexdigest())
+    found = gather_texts(digest.hexdigest())
     for rank, other in enumerate(found):
         if other != found[0]:
             raise WorkloadError(
