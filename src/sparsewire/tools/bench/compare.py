@@ -132,7 +132,7 @@ def table(results: Sequence[Result], rate: str | None) -> Table:
     """Return a line for each training."""
     title = f"MNIST, {plural(results[0].summary['workers'], 'worker')}"
     title += f" at {rate}" if rate else ""
-    return Table.of(title, COLUMNS, [(one.name, Row(one, results[0])) for one in results])
+    return Table(title, COLUMNS, [(one.name, Row(one, results[0])) for one in results])
 
 
 def write(results: Sequence[Result], rate: str | None, setting: Setting, folder: Path) -> None:
