@@ -233,11 +233,7 @@ class Results:
 
     @classmethod
     def read(cls, path: Path) -> Results:
-        """Read a results.json.
-
-        Raises:
-            ResultsError: it holds no results, or those of a version that this one cannot read.
-        """
+        """Read a results.json, as `from_dict` does."""
         try:
             fields = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:

@@ -35,14 +35,9 @@ _STEPS_BETWEEN_RECORDS = 10
 
 
 def take_part(plans: Sequence[Plan], emit: Emit) -> bool:
-    """Train all `plans` in turn as one rank of a group.
+    """Train all `plans`, which may differ only in their schemes, in turn as one rank of a group.
 
-    Args:
-        plans: the plans to train, which may differ only in their schemes.
-        emit: a callback for records, called on rank 0 only.
-
-    Returns:
-        Whether training was stopped before the end.
+    Records are emitted on rank 0 only. Returns whether training was stopped before the end.
     """
     group = Group(plans[0].timeout)
     stop = StopSign(group)
