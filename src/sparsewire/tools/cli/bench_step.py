@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ..bench.contenders import COMPUTE
-from ..bench.results import Contender, Results, Run, Sample
+from ..bench.results import Contender, Results, Sample
 from ..bench.setting import Setting, arguments
 from ..bench.step.rank import Plan, Turn, interleave
 from ..bench.words import say_seconds
@@ -67,14 +67,12 @@ class StepSession(Session):
         self._done: set[Turn] = set()
         self._seconds: list[float] = []  # of the steps of this turn
 
-    def run(self, place: site.Site, rate: int | None) -> Run:
-        """Take all turns on one network."""
-        network, links = self.measure(place, rate)
-        found = tuple(
+    def contenders(self) -> tuple[Contender, ...]:
+        """Return the samples of all contenders."""
+        return tuple(
             Contender(name, tuple(samples), failed=self.failed.get(name))
             for name, samples in self._samples.items()
         )
-        return Run(place.hosts, network, rate, links, found)
 
     def left(self) -> dict[str, Any] | None:
         """Return the plan for the remaining turns, with as many steps as before."""
