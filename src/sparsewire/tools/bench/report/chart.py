@@ -119,7 +119,7 @@ def draw_bars(title: str, many: Sequence[Bars]) -> Figure:
     figure = drawing.blank(_WIDE, sum(heights) + 0.9)
     panels = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     for bars, axes in zip(many, panels, strict=True):
-        _draw_panel(axes, bars)
+        _draw_rows(axes, bars)
     from matplotlib.patches import Patch
 
     used = list(dict.fromkeys(part for bars in many for part in bars.parts))
@@ -222,7 +222,7 @@ def _legend(chart: Chart, figure: Figure) -> list[Any]:
     return handles
 
 
-def _draw_panel(axes: Axes, bars: Bars) -> None:
+def _draw_rows(axes: Axes, bars: Bars) -> None:
     unit, factor = ("s", 1.0) if bars.largest >= 1 else ("ms", 1000.0)
     for row, bar in enumerate(bars.bars):
         left = 0.0
