@@ -34,7 +34,7 @@ from sparsewire.segments import Segments
 from sparsewire.selectors import NO_STATE, Accumulation, Selector
 from sparsewire.state import RESIDUAL, StepState
 from sparsewire.tools.bench import drawing
-from sparsewire.tools.bench.colours import INK, MARKERS, OF_LINES
+from sparsewire.tools.bench.drawing import INK, MARKERS, OF_LINES
 from sparsewire.workspace import Workspace
 
 Shapes = dict[str, tuple[int, ...]]

@@ -18,7 +18,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from sparsewire.tools.bench.colours import FAINT, INK, LINES_ON_DARK, OF_LINES, OF_PARTS
+from sparsewire.tools.bench.drawing import FAINT, INK, LINES_ON_DARK, OF_LINES, OF_PARTS
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"

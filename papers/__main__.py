@@ -29,7 +29,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _reproduce(request: Request) -> int:
-    from .reproduce import RequestError, run
+    from .reproduce import run
 
     if request.quick:
         if request.recipe not in (None, "quick"):
@@ -39,10 +39,7 @@ def _reproduce(request: Request) -> int:
         request = replace(request, recipe="quick")
     if request.list:
         request = replace(request, name=None)
-    try:
-        run(request)
-    except RequestError as error:
-        raise CommandError(str(error), USAGE) from error
+    run(request)
     return 0
 
 

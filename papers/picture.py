@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sparsewire.report import human_bytes
 from sparsewire.tools.bench import drawing
-from sparsewire.tools.bench.colours import FAINT, INK, MARKERS, OF_LINES
+from sparsewire.tools.bench.drawing import FAINT, INK, MARKERS, OF_LINES
 
 from .recipe import ACCURACY, LOSS, Measure, at_their_best
 from .store import Result

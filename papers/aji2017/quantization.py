@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsewire.tools.bench import drawing
-from sparsewire.tools.bench.colours import INK, OF_LINES
+from sparsewire.tools.bench.drawing import INK, OF_LINES
 
 SCHEMES = {
     "Dense()": "dense",

@@ -88,52 +88,59 @@ class Explanation:
         return asdict(self)
 
     def __str__(self) -> str:
-        parts = (self.header_bytes, self.index_bytes, self.value_bytes, self.padding_bytes)
-        message = sum(parts) + self.check_bytes
         share = 100 * (self.selected + self.sent_densely) / max(1, self.parameters)
-        bits = 8 * message / max(1, self.parameters)
-        ratio32, ratio16 = (
-            _against(dense, self.sent_bytes)
-            for dense in (self.dense_float32_bytes, self.dense_bfloat16_bytes)
-        )
-        local = f" of {self.every} local steps" if self.every > 1 else ""
-        traffic = (
-            f"{human_bytes(self.sent_bytes)} sent and as much received per "
-            f"{f'round{local}' if local else 'step'} by each of {self.workers} workers"
-            if self.workers > 1
-            else "none, since 1 worker has nobody to exchange with"
-        )
-        memory = f"{human_bytes(self.memory_bytes)} on each worker"
-        if self.weights_bytes:
-            memory += f", {human_bytes(self.weights_bytes)} of it for shared weights and update"
-        lines = [
-            self.scheme,
-            f"  sends        {self.selected:,} selected + {self.sent_densely:,} sent densely of "
+        agreement = f"{human_bytes(self.negotiation_bytes)} = {self.negotiation}"
+        rows = {
+            "sends": f"{self.selected:,} selected + {self.sent_densely:,} sent densely of "
             f"{plural(self.parameters, 'value')} ({share:.2f} %)",
-            f"  message      {human_bytes(message)} = header {self.header_bytes} B + indices "
-            f"{human_bytes(self.index_bytes)} + values {human_bytes(self.value_bytes)} "
-            f"({bits:.3f} bits per parameter)",
-            f"  collective   {self.collective}: {self.why}",
-            f"  traffic      {traffic}",
-            f"  dense        {human_bytes(self.dense_float32_bytes)} in float32 ({ratio32}), "
-            f"{human_bytes(self.dense_bfloat16_bytes)} in bfloat16 ({ratio16})",
-            f"  memory       {memory}",
-        ]
+            "messages" if self.push_bytes else "message": self._message(),
+            "agreement": agreement if self.negotiation else "",
+            "collective": f"{self.collective}: {self.why}",
+            "traffic": self._traffic(),
+            "dense": f"{self._dense(self.dense_float32_bytes, 'float32')}, "
+            f"{self._dense(self.dense_bfloat16_bytes, 'bfloat16')}",
+            "memory": self._memory(),
+            "instead": self.advice,
+            "warm-up": self.warmup,
+        }
+        return "\n".join([self.scheme, *(f"  {k:<13}{text}" for k, text in rows.items() if text)])
+
+    def _message(self) -> str:
+        """Return the sizes of a message, or of both kinds of messages with `Sharded`."""
         if self.push_bytes:
-            ways = (
-                f"{human_bytes(self.push_bytes)} to each owner, {human_bytes(self.pull_bytes)} "
-                f"from each of them"
-            )
-            lines[2] = f"  messages     {ways}"
-        if self.negotiation:
-            lines.insert(
-                3, f"  agreement    {human_bytes(self.negotiation_bytes)} = {self.negotiation}"
-            )
-        if self.advice:
-            lines.append(f"  instead      {self.advice}")
-        if self.warmup:
-            lines.append(f"  warm-up      {self.warmup}")
-        return "\n".join(lines)
+            push, pull = human_bytes(self.push_bytes), human_bytes(self.pull_bytes)
+            return f"{push} to each owner, {pull} from each of them"
+        parts = (self.header_bytes, self.index_bytes, self.value_bytes, self.padding_bytes)
+        size = sum(parts) + self.check_bytes
+        return (
+            f"{human_bytes(size)} = header {self.header_bytes} B + indices "
+            f"{human_bytes(self.index_bytes)} + values {human_bytes(self.value_bytes)} "
+            f"({8 * size / max(1, self.parameters):.3f} bits per parameter)"
+        )
+
+    def _traffic(self) -> str:
+        if self.workers == 1:
+            return "none, since 1 worker has nobody to exchange with"
+        per = f"round of {self.every} local steps" if self.every > 1 else "step"
+        return (
+            f"{human_bytes(self.sent_bytes)} sent and as much received per {per} "
+            f"by each of {self.workers} workers"
+        )
+
+    def _dense(self, size: int, dtype: str) -> str:
+        """Return what a dense exchange would send, and how much less or more is sent now."""
+        sent = self.sent_bytes
+        if not sent:
+            ratio = "nothing is sent"
+        else:
+            ratio = f"{size / sent:.1f}x less" if sent <= size else f"{sent / size:.1f}x more"
+        return f"{human_bytes(size)} in {dtype} ({ratio})"
+
+    def _memory(self) -> str:
+        memory = f"{human_bytes(self.memory_bytes)} on each worker"
+        if not self.weights_bytes:
+            return memory
+        return f"{memory}, {human_bytes(self.weights_bytes)} of it for shared weights and update"
 
 
 def explain(
@@ -208,13 +215,6 @@ def explain(
         every=every,
         weights_bytes=weights,
     )
-
-
-def _against(dense: int, sent: int) -> str:
-    """Return how much less, or more, is sent than by a dense exchange."""
-    if not sent:
-        return "nothing is sent"
-    return f"{dense / sent:.1f}x less" if sent <= dense else f"{sent / dense:.1f}x more"
 
 
 def _negotiation(plan: NegotiationPlan | None) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import math
+import typing
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -641,6 +643,21 @@ def test_wrong_options_are_refused(options: dict[str, Any], reason: str) -> None
         sw.attach(net, **wanted)
     assert not optimizer._optimizer_step_pre_hooks
     sw.attach(net, SPARSE, optimizer=optimizer).detach()  # nothing is left of the attempt
+
+
+@pytest.mark.parametrize("kind", [sw.SparseHookState, sw.SparseUpdates])
+def test_attach_offers_the_options_of_what_it_returns(kind: type) -> None:
+    """Editors show the overloads; types and defaults are those of the class."""
+    (offered,) = (
+        inspect.signature(each)
+        for each in typing.get_overloads(sw.attach)
+        if inspect.signature(each).return_annotation == kind.__name__
+    )
+    own = dict(inspect.signature(kind).parameters)
+    given = {name: each for name, each in offered.parameters.items() if name != "communicate"}
+    if kind is sw.SparseUpdates:  # which says itself what is wrong without an optimizer
+        del own["optimizer"], given["optimizer"]
+    assert given == own
 
 
 def test_other_refusals() -> None:

@@ -24,8 +24,7 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 
-from sparsewire.tools.bench.colours import INK, OF_LINES
-from sparsewire.tools.bench.drawing import blank, plain, write
+from sparsewire.tools.bench.drawing import INK, OF_LINES, blank, plain, write
 
 from ..patience import patience
 from .stage import ROOT

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from datetime import timedelta
+from inspect import signature
 from typing import Any, Literal, overload
 
 import torch
@@ -190,23 +191,19 @@ def attach(
     return state
 
 
-_GRADIENTS = ("follow_lr",)
-_UPDATES = ("every", "delay", "step_ahead", "outer", "process_group")
-_BOTH = (
-    "scaler",
-    "on_nonfinite",
-    "timeout",
-    "intra_node",
-    "intra_node_dtype",
-    "audit_every",
-)
+def _options(kind: type[Attached]) -> frozenset[str]:
+    """Return the names of a class's options, without the arguments that `attach` has itself."""
+    return frozenset(signature(kind).parameters) - {"model", "scheme", "optimizer"}
+
+
+_OPTIONS = {"gradients": _options(SparseHookState), "updates": _options(SparseUpdates)}
 
 
 def _choose(
     is_ddp: bool, scheme: AnyScheme, optimizer: object, options: dict[str, Any]
 ) -> Literal["gradients", "updates"]:
     """Return what to exchange if the user did not choose."""
-    if any(name in options for name in _UPDATES) or not is_ddp:
+    if options.keys() & (_OPTIONS["updates"] - _OPTIONS["gradients"]) or not is_ddp:
         return "updates"
     needs_gradients = isinstance(scheme.memory, MomentumCorrection) or options.get("follow_lr")
     if needs_gradients or scheme.at(2**62).selector.sends_all or not is_adaptive(optimizer):
@@ -222,13 +219,13 @@ def _choose(
 
 
 def _check_options(kind: str, options: dict[str, Any]) -> None:
-    mine, others = (_UPDATES, _GRADIENTS) if kind == "updates" else (_GRADIENTS, _UPDATES)
+    other = "gradients" if kind == "updates" else "updates"
     for name in options:
-        if name in others:
-            other = "gradients" if kind == "updates" else "updates"
+        if name in _OPTIONS[kind]:
+            continue
+        if name in _OPTIONS[other]:
             raise AttachError(
                 f"{name} is an option for communicate='{other}', and this model exchanges {kind}. "
                 f"Leave it out, or pass communicate='{other}'"
             )
-        if name not in (*mine, *_BOTH):
-            raise TypeError(f"attach() got an unexpected keyword argument {name!r}")
+        raise TypeError(f"attach() got an unexpected keyword argument {name!r}")

@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 import sparsewire as sw
-from sparsewire.tools.bench.step.rank import _collect, _merge
+from sparsewire.tools.bench.step.rank import _merge, gather_texts
 from sparsewire.tools.bench.step.stopwatch import Step
 
 
@@ -24,7 +24,7 @@ def group() -> Iterator[None]:
 
 def test_texts_arrive_as_they_were_sent(group: None) -> None:
     for text in ("one", "two \N{MULTIPLICATION SIGN} 10"):
-        assert _collect(text) == [text]
+        assert gather_texts(text) == [text]
 
 
 def test_samples_arrive_as_they_were_measured(group: None) -> None:

@@ -19,7 +19,7 @@ from sparsewire.tools.bench.results import Results, ResultsError, dumps
 from sparsewire.tools.bench.scale.view import Scale
 from sparsewire.tools.bench.setting import Setting
 from sparsewire.tools.bench.step import columns, report
-from sparsewire.tools.bench.step.plan import Plan, interleave
+from sparsewire.tools.bench.step.rank import Plan, interleave
 from sparsewire.tools.bench.step.report import headlines, remarks
 from sparsewire.tools.bench.step.stopwatch import PARTS
 from sparsewire.tools.bench.table import Column

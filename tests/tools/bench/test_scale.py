@@ -6,7 +6,7 @@ import io
 import json
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, astuple, replace
 from itertools import combinations
 from pathlib import Path
 
@@ -18,8 +18,7 @@ from sparsewire.tools.bench import kinds
 from sparsewire.tools.bench.report import chart, render
 from sparsewire.tools.bench.results import Results, ResultsError, dumps
 from sparsewire.tools.bench.scale import columns, report
-from sparsewire.tools.bench.scale.loads import Load, Loads
-from sparsewire.tools.bench.scale.model import Measured, Model, fit, share
+from sparsewire.tools.bench.scale.model import Load, Loads, Measured, Model, fit, share
 from sparsewire.tools.bench.scale.report import headline, remarks
 from sparsewire.tools.bench.scale.view import Scale
 from sparsewire.tools.cli import main
@@ -53,19 +52,19 @@ def points(model: Model, noise: float = 0.0) -> list[Measured]:
 
 def test_fitting_recovers_what_is_true() -> None:
     found = fit(points(TRUE))
-    for name, value in TRUE.to_dict().items():
-        assert found.to_dict()[name] == pytest.approx(value, rel=1e-4), name
+    for name, value in asdict(TRUE).items():
+        assert asdict(found)[name] == pytest.approx(value, rel=1e-4), name
 
 
-@pytest.mark.parametrize("absent", list(TRUE.to_dict()))
+@pytest.mark.parametrize("absent", list(asdict(TRUE)))
 def test_a_term_that_is_not_there_is_zero(absent: str) -> None:
-    found = fit(points(Model(**{**TRUE.to_dict(), absent: 0.0})))
-    assert found.to_dict()[absent] == pytest.approx(0, abs=1e-6 * max(TRUE.to_dict().values()))
+    found = fit(points(Model(**{**asdict(TRUE), absent: 0.0})))
+    assert asdict(found)[absent] == pytest.approx(0, abs=1e-6 * max(asdict(TRUE).values()))
 
 
 def test_coefficients_are_never_negative() -> None:
     for noise in (0.5, 1.0, 2.0):
-        assert all(value >= 0 for value in fit(points(TRUE, noise)).to_dict().values())
+        assert all(value >= 0 for value in astuple(fit(points(TRUE, noise))))
     quick = [Measured(Load(1, 1000, 10, 10), 1.0, 1.0, 0.9)] * 3
     assert fit(quick) == Model(0, 0, 0, 0, 0, 0), "faster than compute alone"
 

@@ -61,7 +61,7 @@ def racing(*runners: Contender, model: str = "mnist", target: float = 0.97) -> R
 
 def cells(race: Race, one: Contender) -> dict[str, str]:
     """What the table says of a contender, by column."""
-    return {column.key: column.cell(Row(race, one)).text for column in columns.columns(race)}
+    return {column.key: column.text(Row(race, one)) for column in columns.columns(race)}
 
 
 def summary(race: Race, one: Contender) -> dict[str, Any]:

@@ -50,11 +50,6 @@ def test_racks() -> None:
     assert Plan(ID, (MBIT,) * 6, MBIT).trunk is None
 
 
-def test_plans_survive_json() -> None:
-    plan = Plan(ID, (MBIT, None), MBIT, 1.5)
-    assert Plan.from_dict(plan.to_dict()) == plan
-
-
 @pytest.mark.parametrize(
     ("fields", "said"),
     [

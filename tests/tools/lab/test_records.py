@@ -13,7 +13,7 @@ from sparsewire.tools.lab import LabError, records
 from sparsewire.tools.lab.plan import Plan
 from sparsewire.tools.lab.records import Record
 
-PLAN = Plan("c0ffee00", (10**6, None), 10**6)
+PLAN = Plan("c0ffee00", (10**6, None), 10**6, 1.5)
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""MNIST is found, read, cut among ranks and evaluated as its file says."""
+"""MNIST is found, read and ordered as its file says."""
 
 from __future__ import annotations
 
@@ -107,12 +107,3 @@ def test_order_is_a_permutation_of_its_own_for_each_epoch_and_seed() -> None:
         assert torch.equal(order.sort().values, torch.arange(1000))
     assert len({tuple(order.tolist()) for order in orders}) == 4
     assert torch.equal(orders[0], mnist.order(0, 0, 1000))
-
-
-@pytest.mark.parametrize("workers", [1, 3, 7])
-def test_evaluation_adds_up_over_ranks(real: mnist.Data, workers: int) -> None:
-    model = mnist.build((16,), 0)
-    whole = mnist.evaluate(model, real.test, 0, 1)
-    shares = [mnist.evaluate(model, real.test, rank, workers) for rank in range(workers)]
-    assert tuple(map(sum, zip(*shares, strict=True))) == whole
-    assert whole[1] == 10_000

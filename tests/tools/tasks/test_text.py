@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
 
 from sparsewire.tools.tasks import text
 from sparsewire.tools.tasks.idx import DataError
@@ -39,15 +38,3 @@ def test_windows_lie_side_by_side() -> None:
     inputs, labels = text.cut(torch.arange(200), starts, 16)
     assert torch.equal(labels, inputs + 1)
     assert not torch.equal(starts, text.order(3, 2, 200, 16))
-
-
-def test_shares_of_the_test_add_up() -> None:
-    data = text.load(text.find())
-    net = text.build(text.BYTES, 32, 1, 16, seed=0)
-    whole, count = text.evaluate(net, data.val, 16, 0, 1)
-    parts = [text.evaluate(net, data.val, 16, rank, 3) for rank in range(3)]
-    assert sum(n for _, n in parts) == count
-    assert sum(loss for loss, _ in parts) == pytest.approx(whole, rel=1e-5)
-    inputs, labels = text.cut(data.val, torch.arange(64) * 16, 16)
-    some = cross_entropy(net(inputs).flatten(0, 1), labels.flatten()).item()
-    assert whole / count == pytest.approx(some, rel=0.05)

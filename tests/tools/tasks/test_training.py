@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
-from sparsewire.tools.tasks import training
+from sparsewire.tools.tasks import mnist, text, training
 from sparsewire.tools.tasks.idx import DataError
 from sparsewire.tools.tasks.training import Recipe
 
@@ -84,3 +85,23 @@ def test_too_few_examples_for_a_step(digits: Recipe) -> None:
         training.make(digits, 0, 17)
     with pytest.raises(DataError, match="there are 20"):
         training.make(replace(digits, limit=20), 0, 4)
+
+
+@pytest.mark.parametrize("workers", [1, 3, 7])
+def test_right_answers_add_up_over_ranks(workers: int) -> None:
+    recipe = Recipe("mnist", (16,), 0, str(mnist.find()), batch_size=6, optimizer="sgd", lr=0.1)
+    net = mnist.build((16,), 0)
+    whole = training.make(recipe, 0, 1).test(net)
+    shares = [training.make(recipe, rank, workers).test(net) for rank in range(workers)]
+    assert tuple(map(sum, zip(*shares, strict=True))) == whole
+    assert whole[1] == 10_000
+
+
+def test_the_score_of_a_text_is_the_loss_of_each_byte() -> None:
+    recipe = Recipe("gpt", (32,), 0, str(text.find()), batch_size=4, optimizer="adamw", lr=0.01)
+    task = training.make(recipe, 0, 1)
+    net, data = task.build(), text.load(text.find())
+    whole, count = task.test(net)
+    inputs, labels = text.cut(data.val, torch.arange(64) * training.LENGTH, training.LENGTH)
+    some = cross_entropy(net(inputs).flatten(0, 1), labels.flatten()).item()
+    assert whole / count == pytest.approx(some, rel=0.05)

@@ -13,10 +13,9 @@ from typing import Any
 from sparsewire.notation import short
 from sparsewire.report import human_bytes, plural
 
-from . import report
+from . import drawing, report
 from .report import Bar, Bars, Page, Part, Section
-from .report.chart import Chart, Panel, Series
-from .report.chart import save as save_chart
+from .report.chart import Chart, Panel, Series, draw
 from .setting import Setting
 from .table import Column, Table
 from .timing import RULE, Timing
@@ -132,12 +131,12 @@ def table(results: Sequence[Result], rate: str | None) -> Table:
     """Return a line for each training."""
     title = f"MNIST, {plural(results[0].summary['workers'], 'worker')}"
     title += f" at {rate}" if rate else ""
-    return Table.of(title, COLUMNS, [(one.name, Row(one, results[0])) for one in results])
+    return Table(title, COLUMNS, [(one.name, Row(one, results[0])) for one in results])
 
 
 def write(results: Sequence[Result], rate: str | None, setting: Setting, folder: Path) -> None:
     """Write report.html and comparison.png."""
-    save_chart(chart(results, rate), folder / "comparison.png")
+    drawing.write(draw(chart(results, rate)), folder / "comparison.png")
     report.save(page(results, rate, setting), folder / "report.html")
 
 

@@ -24,7 +24,6 @@ from sparsewire.scheme import as_scheme
 
 COMPUTE = "compute alone"
 DENSE = "dense DDP"
-_UPDATES = re.compile(r"updates (?:every (\d+) )?\s*")  # before a scheme
 Hook = Callable[[Any, Any], torch.futures.Future[torch.Tensor]]
 
 _ONE_BUCKET = 1 << 20  # MiB: torch's PowerSGD hangs on Gloo with more than one
@@ -87,15 +86,19 @@ def peer(text: str) -> str:
 
 def scheme(text: str) -> str:
     """Return the name of a scheme in tables, given what a user typed."""
-    given = text.strip()
-    found = _UPDATES.match(given)
-    chosen = short(repr(as_scheme(given[found.end() :] if found else given)))
-    if found is None:
+    every, given = _split(text.strip())
+    chosen = short(repr(as_scheme(given)))
+    if every is None:
         return chosen
-    every = int(found[1] or 1)
     if not every:
         raise SchemeError("updates every 0 exchanges nothing: every is at least 1")
     return f"updates every {every} {chosen}" if every > 1 else f"updates {chosen}"
+
+
+def _split(name: str) -> tuple[int | None, str]:
+    """Return after how many steps updates are exchanged, None for gradients; and the scheme."""
+    found = re.match(r"updates (?:every (\d+) )?\s*", name)
+    return (int(found[1] or 1), name[found.end() :]) if found else (None, name)
 
 
 def kind(name: str) -> str:
@@ -137,11 +140,10 @@ class Entry:
         )
         if self._peer is None:
             self.warm_up = 3
-            updates = _UPDATES.match(name)
-            text, what = name, dict[str, Any](communicate="gradients")
-            if updates is not None:
-                text = name[updates.end() :]
-                what = {"communicate": "updates", "every": int(updates[1] or 1)}
+            every, text = _split(name)
+            what: dict[str, Any] = {"communicate": "gradients"}
+            if every is not None:
+                what = {"communicate": "updates", "every": every}
             self.wire = attach(ddp, text, optimizer=optimizer, timeout=timeout, **what)
         else:
             self.warm_up = self._peer.warm_up

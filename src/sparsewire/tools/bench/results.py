@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -44,17 +44,12 @@ class Sample:
 
     round: int
     seconds: float
-    ranks: tuple[float, ...]
+    ranks: Sequence[float]
     parts: dict[str, float]
     busy: dict[str, float]
     hidden: dict[str, float]
     payload: float
     wire: float | None
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Sample:
-        """Return the sample that a record or JSON describes."""
-        return cls(**{**fields, "ranks": tuple(fields["ranks"])})
 
 
 @dataclass(frozen=True)
@@ -238,11 +233,7 @@ class Results:
 
     @classmethod
     def read(cls, path: Path) -> Results:
-        """Read a results.json.
-
-        Raises:
-            ResultsError: it holds no results, or those of a version that this one cannot read.
-        """
+        """Read a results.json, as `from_dict` does."""
         try:
             fields = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
@@ -281,7 +272,7 @@ def _run(fields: dict[str, Any]) -> Run:
         tuple(
             Contender(
                 one["name"],
-                tuple(map(Sample.from_dict, one.get("samples", ()))),
+                tuple(Sample(**sample) for sample in one.get("samples", ())),
                 tuple(Point(**point) for point in one.get("points", ())),
                 one["failed"],
             )

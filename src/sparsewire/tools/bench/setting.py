@@ -40,8 +40,8 @@ class Setting:
                 "system": platform.platform(),
             },
             versions={
-                "sparsewire": _version("sparsewire"),
-                "torch": _version("torch"),
+                "sparsewire": version("sparsewire"),
+                "torch": version("torch"),
                 "python": platform.python_version(),
             },
             commit=_commit(),
@@ -67,7 +67,8 @@ def _cpu() -> str:
     return platform.processor() or platform.machine()
 
 
-def _version(package: str) -> str:
+def version(package: str) -> str:
+    """Return the version of an installed package, without importing it."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

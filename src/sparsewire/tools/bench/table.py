@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -34,65 +34,33 @@ class Column(Generic[Row]):
     show: Callable[[Any], str] = str
     missing: Callable[[Row], str] = lambda row: ""
 
-    def cell(self, row: Row) -> Cell:
-        """Return this column's cell of a row."""
+    def text(self, row: Row) -> str:
+        """Return the text of a row."""
         value = self.value(row)
-        return Cell(self.missing(row) if value is None else self.show(value), value)
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A text, and the value by which a report sorts it."""
-
-    text: str
-    value: Any = None
-
-
-@dataclass(frozen=True)
-class Heading:
-    """The heading of a column, and its meaning."""
-
-    title: str
-    about: str = ""
-
-
-@dataclass(frozen=True)
-class Line:
-    """One row; `note` takes the place of its cells, `is_weak` dims it."""
-
-    name: str
-    cells: tuple[Cell, ...] = ()
-    note: str = ""
-    is_weak: bool = False
+        return self.missing(row) if value is None else self.show(value)
 
 
 @dataclass(frozen=True)
 class Table:
-    """A titled table whose first column names the rows."""
+    """A titled table whose first column names the rows.
+
+    Args:
+        title: above the table.
+        columns: of these it shows those that have a heading.
+        rows: the name of each row, and what the columns read.
+        failed: the names of contenders that have no row.
+    """
 
     title: str
-    headings: tuple[Heading, ...]
-    lines: tuple[Line, ...]
+    columns: Sequence[Column[Any]]
+    rows: Sequence[tuple[str, Any]]
+    failed: Sequence[str] = ()
     template = "table.html"
 
-    @classmethod
-    def of(
-        cls,
-        title: str,
-        columns: Sequence[Column[Row]],
-        rows: Iterable[tuple[str, Row]],
-        more: Iterable[Line] = (),
-    ) -> Table:
-        """Return a table of those columns that have a heading, with a line for each named row."""
-        shown = [column for column in columns if column.title]
-        return cls(
-            title,
-            tuple(Heading(column.title, column.about) for column in shown),
-            (
-                *(Line(name, tuple(column.cell(row) for column in shown)) for name, row in rows),
-                *more,
-            ),
-        )
+    @property
+    def shown(self) -> list[Column[Any]]:
+        """The columns that have a heading."""
+        return [column for column in self.columns if column.title]
 
     def __rich__(self) -> RichTable:
         """Return it for the terminal, where rich prints it."""
@@ -100,16 +68,17 @@ class Table:
             title=self.title, title_justify="left", box=SIMPLE, padding=0, pad_edge=False
         )
         found.add_column("", style="bold", overflow="fold", max_width=36)
-        lines = max((heading.title.count("\n") for heading in self.headings), default=0)
-        for heading in self.headings:
-            above = "\n" * (lines - heading.title.count("\n"))
-            found.add_column(above + heading.title, justify="right", no_wrap=True)
+        lines = max((column.title.count("\n") for column in self.shown), default=0)
+        for column in self.shown:
+            above = "\n" * (lines - column.title.count("\n"))
+            found.add_column(above + column.title, justify="right", no_wrap=True)
         before = None
-        for line in self.lines:
-            cells = [cell.text for cell in line.cells] or [line.note]
-            name = "" if line.name == before else line.name
-            found.add_row(name, *cells, style="yellow" if line.is_weak else None)
-            before = line.name
+        for name, row in self.rows:
+            texts = [column.text(row) for column in self.shown]
+            found.add_row("" if name == before else name, *texts)
+            before = name
+        for name in self.failed:
+            found.add_row(name, "failed", style="yellow")
         return found
 
 

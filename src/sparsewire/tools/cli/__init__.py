@@ -32,13 +32,9 @@ HOMES = {
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run one command.
+    """Run the command that `words` or `sys.argv` name, and return the exit code.
 
-    Args:
-        words: the command line without the program's name; `sys.argv` if not given.
-
-    Returns:
-        The exit code: 0, 1 if it failed, 2 if it was asked for wrongly, 130 after Ctrl-C.
+    It is 0, 1 if the command failed, 2 if it was asked for wrongly, 130 after Ctrl-C.
     """
     own = words is None  # this process is there for the command alone, so it may start anew
     words = sys.argv[1:] if words is None else words

@@ -1,4 +1,7 @@
-"""`sparsewire bench scale`: bytes and time of a step against the number of hosts."""
+"""`sparsewire bench scale`: bytes and time of a step against the number of hosts.
+
+The columns of its tables are in `bench/scale/columns.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,12 @@ from ..bench.contenders import COMPUTE
 from ..bench.results import Results
 from ..bench.scale.view import Scale
 from ..bench.setting import Setting, arguments
-from ..bench.step.plan import interleave
+from ..bench.step.rank import interleave
 from ..lab import Loopback
+from ..tasks import workloads
 from . import site
 from .bench_session import name_contenders, prepare, tell
-from .bench_step import StepSession, check_model, plan_of
+from .bench_step import StepSession, plan_of
 from .errors import USAGE, CommandError
 from .options import BenchScale
 from .progress import Progress
@@ -55,5 +59,5 @@ def _check(options: BenchScale, hosts: list[int]) -> None:
         )
     if hosts[-1] > options.most:
         raise CommandError(f"--most must be at least {hosts[-1]}, not {options.most}", USAGE)
-    check_model(options.model)
+    workloads.check(options.model)
     prepare(options)

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from ..bench import contenders
-from ..bench.contenders import COMPUTE
+from ..bench.contenders import COMPUTE, peer, scheme
 from ..bench.kinds import as_json, draw, shown
-from ..bench.results import Results
+from ..bench.results import Contender, Results, Run
 from ..bench.words import place_in_words
 from ..lab import Lab, Link
 from .errors import USAGE, CommandError
@@ -45,8 +44,7 @@ def tell(
 
 def name_contenders(peers: Sequence[str], schemes: Sequence[str]) -> list[str]:
     """Return the contenders by their names in tables, without duplicates."""
-    names = [contenders.peer(text) for text in peers]
-    names += [contenders.scheme(text) for text in schemes]
+    names = [*map(peer, peers), *map(scheme, schemes)]
     if not names:
         raise CommandError("there is nothing to measure: name --schemes or --peers", USAGE)
     return list(dict.fromkeys(names))
@@ -87,12 +85,12 @@ class Session(ABC):
         self.failed[name] = reason
         self.progress.keep(f"{name} failed: {reason}", "yellow")
 
-    def measure(self, site: Site, rate: int | None) -> tuple[str, tuple[Link, ...]]:
-        """Try all contenders on `site`, in new processes after one has failed.
+    @abstractmethod
+    def contenders(self) -> tuple[Contender, ...]:
+        """Return what was measured."""
 
-        Returns:
-            The kind of network, and the measured throughput of its links.
-        """
+    def run(self, site: Site, rate: int | None) -> Run:
+        """Try all contenders on `site`, in new processes after one has failed."""
         network = "lab" if isinstance(site, Lab) else "loopback"
         links = tuple[Link, ...]()
         self.place = "one host" if site.hosts == 1 else f"{site.hosts} hosts"
@@ -113,7 +111,7 @@ class Session(ABC):
                 if self.at_work is None or self.at_work == COMPUTE:
                     raise
                 self.fail(self.at_work, str(error))
-        return network, links
+        return Run(site.hosts, network, rate, links, self.contenders())
 
     def _start(self) -> None:
         self.at_work, self._heard = None, time.monotonic()

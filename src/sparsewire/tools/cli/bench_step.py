@@ -1,4 +1,7 @@
-"""`sparsewire bench step`: what a training step costs, measured in real processes."""
+"""`sparsewire bench step`: what a training step costs, measured in real processes.
+
+The columns of its tables are in `bench/step/columns.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,13 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ..bench.contenders import COMPUTE
-from ..bench.results import Contender, Results, Run, Sample
+from ..bench.results import Contender, Results, Sample
 from ..bench.setting import Setting, arguments
-from ..bench.step.plan import Plan, Turn, interleave
+from ..bench.step.rank import Plan, Turn, interleave
 from ..bench.words import say_seconds
 from ..tasks import workloads
-from ..tasks.workloads import WorkloadError
 from . import site
 from .bench_session import Session, name_contenders, prepare, tell
-from .errors import USAGE, CommandError
 from .options import BenchScale, BenchStep
 from .progress import Progress
 from .worker import Record
@@ -26,7 +27,7 @@ def step(options: BenchStep) -> int:
     names = [COMPUTE, *name_contenders(options.peers, options.schemes)]
     rates = dict.fromkeys(site.read_rate(text, "--rates") for text in options.rates)
     site.check_hosts(options.hosts, "--hosts")
-    check_model(options.model)
+    workloads.check(options.model)
     prepare(options)
     plan = plan_of(options, names)
     runs, model = [], {}
@@ -39,14 +40,6 @@ def step(options: BenchStep) -> int:
     setting = Setting.here(arguments("sparsewire bench step", options))
     tell(Results("step", setting, model, tuple(runs)), options)
     return 0
-
-
-def check_model(name: str) -> None:
-    """Raise an error for an unknown model."""
-    try:
-        workloads.check(name)
-    except WorkloadError as error:
-        raise CommandError(str(error), USAGE) from error
 
 
 def plan_of(options: BenchStep | BenchScale, names: list[str]) -> Plan:
@@ -74,18 +67,20 @@ class StepSession(Session):
         self._done: set[Turn] = set()
         self._seconds: list[float] = []  # of the steps of this turn
 
-    def run(self, place: site.Site, rate: int | None) -> Run:
-        """Take all turns on one network."""
-        network, links = self.measure(place, rate)
-        found = tuple(
+    def contenders(self) -> tuple[Contender, ...]:
+        """Return the samples of all contenders."""
+        return tuple(
             Contender(name, tuple(samples), failed=self.failed.get(name))
             for name, samples in self._samples.items()
         )
-        return Run(place.hosts, network, rate, links, found)
 
     def left(self) -> dict[str, Any] | None:
         """Return the plan for the remaining turns, with as many steps as before."""
-        turns = tuple(turn for turn in self._plan.turns if self._is_due(turn))
+        turns = tuple(
+            turn
+            for turn in self._plan.turns
+            if turn not in self._done and turn[1] not in self.failed
+        )
         counts = {
             name: sum(sample.round == samples[0].round for sample in samples)
             for name, samples in self._samples.items()
@@ -105,14 +100,10 @@ class StepSession(Session):
             title = f"{self.place}, round {turn[0] + 1}: {turn[1]}"
             self.progress.update(len(self._done), "", title)
         elif record["kind"] == "measured":
-            steps = [{**step, "round": turn[0]} for step in record["steps"]]
-            self._samples[turn[1]] += map(Sample.from_dict, steps)
+            self._samples[turn[1]] += [Sample(round=turn[0], **step) for step in record["steps"]]
             self.buckets[turn[1]] = record["buckets"]
             self._done.add(turn)
             self.progress.log(
                 f"  {len(self._done)}/{len(self._plan.turns)}  round {turn[0] + 1}  {turn[1]}  "
                 f"{say_seconds(statistics.median(self._seconds))}/step"
             )
-
-    def _is_due(self, turn: Turn) -> bool:
-        return turn not in self._done and turn[1] not in self.failed

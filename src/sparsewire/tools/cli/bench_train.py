@@ -1,4 +1,7 @@
-"""`sparsewire bench train` and `demo`: how long training takes to a target, dense and sparse."""
+"""`sparsewire bench train` and `demo`: how long training takes to a target, dense and sparse.
+
+The columns of its table are in `bench/train/columns.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 
 from sparsewire.report import plural
 
-from ..bench.results import Contender, Point, Results, Run
+from ..bench.results import Contender, Point, Results
 from ..bench.setting import Setting, arguments
 from ..bench.train.plan import GOALS, LEARNING_RATES, MOMENTUM, USUAL, WARM_UP, Plan
 from ..bench.words import say_seconds
@@ -99,15 +102,13 @@ class _Session(Session):
         self._points: dict[str, list[Point]] = {name: [] for name in plan.contenders}
         self._finished: set[str] = set()
 
-    def run(self, place: site.Site, rate: int | None) -> Run:
-        """Train on one network."""
-        network, links = self.measure(place, rate)
+    def contenders(self) -> tuple[Contender, ...]:
+        """Return the points of all contenders; the first is the same for all."""
         first = Point(0, 0.0, self.model.pop("score"))
-        found = tuple(
+        return tuple(
             Contender(name, points=(first, *points), failed=self.failed.get(name))
             for name, points in self._points.items()
         )
-        return Run(place.hosts, network, rate, links, found)
 
     def left(self) -> dict[str, Any] | None:
         """Return the plan for the remaining contenders."""

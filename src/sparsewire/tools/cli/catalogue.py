@@ -12,7 +12,6 @@ import sparsewire as sw
 from sparsewire.adapters.model import named_parameters
 
 from ..tasks import mnist, workloads
-from ..tasks.workloads import WorkloadError
 from .errors import USAGE, CommandError
 from .options import Explain, List
 
@@ -57,18 +56,10 @@ def _shapes(options: Explain) -> dict[str, tuple[int, ...]]:
     if options.model == "mnist":
         return mnist.shapes(options.hidden)
     if options.model is not None:
-        return _built(options.model)
+        model = workloads.build(options.model, None, rank=0).model
+        return {key: tuple(p.shape) for key, p in named_parameters(model).items()}
     # Two dimensions, since vectors are left dense by default.
     return {"parameters": (1, int(options.params))}
-
-
-def _built(name: str) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the trained parameters of a model of `sparsewire bench`."""
-    try:
-        model = workloads.build(name, None, rank=0).model
-    except WorkloadError as error:
-        raise CommandError(str(error), USAGE) from error
-    return {key: tuple(p.shape) for key, p in named_parameters(model).items()}
 
 
 def _summary(part: type) -> str:

@@ -16,7 +16,6 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,23 +153,6 @@ def complete(directory: Path, step: int, files: dict[str, str], plan: Plan, work
             # Remove the manifest first, so that a half-removed checkpoint is ignored.
             (each / _MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(each)
-
-
-def check_writable(directory: Path) -> None:
-    """Create `directory` and check that it is writable, before any training."""
-    _attempt(lambda: directory.mkdir(parents=True, exist_ok=True), directory)
-    probe = directory / f".probe-{os.getpid()}"
-    _attempt(probe.touch, directory)
-    probe.unlink()
-
-
-def _attempt(action: Callable[[], None], directory: Path) -> None:
-    try:
-        action()
-    except OSError as error:
-        raise CommandError(
-            f"cannot write checkpoints in {directory}: {error.strerror or error}"
-        ) from None
 
 
 def _folder(directory: Path, step: int) -> Path:

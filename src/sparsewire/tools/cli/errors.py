@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 FAILED = 1
@@ -24,10 +26,23 @@ class CommandError(Exception):
         self.code = code
 
 
-def explain_os_error(error: OSError, doing: str) -> CommandError:
-    """Return an error for a file that could not be opened, written or listed."""
-    where = f" {error.filename}" if error.filename else ""
-    return CommandError(f"cannot {doing}{where}: {error.strerror or error}")
+@contextlib.contextmanager
+def explaining(doing: str, path: Path | None = None) -> Iterator[None]:
+    """Turn an `OSError` in the block into a `CommandError` that says what could not be done.
+
+    Args:
+        doing: as in "write results to".
+        path: the file or folder to name; by default the one that the error names.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise _os_error(error, doing, path) from None
+
+
+def _os_error(error: OSError, doing: str, path: Path | None = None) -> CommandError:
+    where = path or error.filename
+    return CommandError(f"cannot {doing}{f' {where}' if where else ''}: {error.strerror or error}")
 
 
 class StepError(Exception):
@@ -44,21 +59,17 @@ def describe(error: BaseException) -> dict[str, Any]:
 
     steps = error.steps if isinstance(error, StepError) else None
     cause = error.__cause__ if isinstance(error, StepError) and error.__cause__ else error
-    if isinstance(cause, (CommandError, SparsewireError)):
-        sentence = str(cause)
-    elif isinstance(cause, OSError):
-        sentence = str(explain_os_error(cause, "use"))
-    else:
-        # torch appends its C++ stack after the first line.
-        first = (str(cause).splitlines() or [""])[0]
-        sentence = f"{type(cause).__name__}: {first} (--debug shows the traceback)"
+    known = _in_words(cause)
+    # torch appends its C++ stack after the first line.
+    first = (str(cause).splitlines() or [""])[0]
+    sentence = known or f"{type(cause).__name__}: {first} (--debug shows the traceback)"
     # When one rank is gone, the others' connections break; those errors are not the cause.
     broken = type(cause) is ExchangeError or (
         isinstance(cause, RuntimeError) and not isinstance(cause, SparsewireError)
     )
     return {
         "steps": steps,
-        "sentence": sentence,
+        "sentence": str(sentence),
         "expected": isinstance(cause, CommandError),
         "aftermath": broken,
         "when": time.time(),
@@ -83,47 +94,39 @@ def run_guarded(work: Callable[[], int], words: Sequence[str]) -> int:
         if isinstance(output, io.TextIOWrapper):
             output.reconfigure(errors="replace")  # a terminal that cannot show × gets a ?
     try:
-        return _explained(work)
-    except CommandError as error:
-        return _fail(error, error.code, words)
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in _EXTRA:
-            raise
-        sentence = (
-            f"the command line needs {missing}, which is not installed: "
-            "run pip install '.[cli]' in a clone of sparsewire"
-        )
-        return _fail(CommandError(sentence), FAILED, words)
-    except KeyboardInterrupt as error:
-        return _fail(CommandError("stopped"), INTERRUPTED, words, error)
+        return work()
     except BrokenPipeError:
         # The reader of the pipe is gone; this avoids a second error at exit.
         sys.stdout = None
         return FAILED
-
-
-def _explained(work: Callable[[], int]) -> int:
-    """Do `work`, and turn errors of the library into those of the command line."""
-    try:
-        return work()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise explain_os_error(error, "use") from error
-    except RuntimeError as error:
-        from sparsewire.errors import SchemeError, SparsewireError
-
-        if not isinstance(error, SparsewireError):
+    except (Exception, KeyboardInterrupt) as error:
+        failure = _in_words(error)
+        if failure is None:
             raise
-        code = USAGE if isinstance(error, SchemeError) else FAILED
-        raise CommandError(str(error), code) from error
+        if "--debug" in words:
+            traceback.print_exception(error)
+        print(f"sparsewire: {failure}", file=sys.stderr)
+        return failure.code
 
 
-def _fail(
-    error: CommandError, code: int, words: Sequence[str], cause: BaseException | None = None
-) -> int:
-    if "--debug" in words:
-        traceback.print_exception(cause or error)
-    print(f"sparsewire: {error}", file=sys.stderr)
-    return code
+def _in_words(error: BaseException) -> CommandError | None:
+    """Return an error as the command line reports it, or None if it is a defect of the program."""
+    if isinstance(error, CommandError):
+        return error
+    if isinstance(error, KeyboardInterrupt):
+        return CommandError("stopped", INTERRUPTED)
+    if isinstance(error, OSError):
+        return _os_error(error, "use")
+    if isinstance(error, ModuleNotFoundError):
+        missing = (error.name or "").partition(".")[0]
+        sentence = (
+            f"the command line needs {missing}, which is not installed: "
+            "run pip install '.[cli]' in a clone of sparsewire"
+        )
+        return CommandError(sentence) if missing in _EXTRA else None
+    if isinstance(error, RuntimeError):
+        from sparsewire.errors import SparsewireError
+
+        code = USAGE if isinstance(error, ValueError) else FAILED  # an unknown scheme or model
+        return CommandError(str(error), code) if isinstance(error, SparsewireError) else None
+    return None

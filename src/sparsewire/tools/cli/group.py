@@ -75,13 +75,6 @@ class Group:
         dist.all_reduce(total, operation)
         return [float(value) for value in total]
 
-    def collect(self, key: str, text: str) -> list[str]:
-        """Send `text` to rank 0, which returns the texts of all ranks; others return nothing."""
-        self.store.set(f"{key}/{self.rank}", text)
-        if self.rank:
-            return []
-        return [self.store.get(f"{key}/{rank}").decode() for rank in range(self.workers)]
-
     def leave(self) -> None:
         """Leave the group once all ranks are done, since connections are needed until then."""
         if self.store.add("leaving", 1) == self.workers:

@@ -17,7 +17,7 @@ from sparsewire.report import plural
 
 from ..lab import Lab, LabError, Link, Loopback, running, set_rate, show_rate
 from . import ranks
-from .errors import USAGE, CommandError, explain_os_error
+from .errors import USAGE, CommandError, explaining
 from .options import Lab as Options
 from .progress import Progress
 from .site import check_lab
@@ -135,12 +135,13 @@ def _table(links: Sequence[Link]) -> Table:
 
 def _folder(asked: Path | None) -> Path:
     """A folder for logs: as asked, else a new one in ./runs, else in the temporary folder."""
+    folder = asked or Path("runs") / time.strftime("lab-%Y%m%d-%H%M%S")
     try:
-        folder = asked or Path("runs") / time.strftime("lab-%Y%m%d-%H%M%S")
-        folder.mkdir(parents=True, exist_ok=asked is not None)
-    except OSError as error:
+        with explaining("write logs to"):
+            folder.mkdir(parents=True, exist_ok=asked is not None)
+    except CommandError:
         if asked:
-            raise explain_os_error(error, "write logs to") from None
+            raise
         folder = Path(tempfile.mkdtemp(prefix="sparsewire-lab-"))
     _say(f"logs: {folder}")
     return folder

@@ -25,9 +25,10 @@ from typing import Any
 from sparsewire import kernels
 from sparsewire.report import plural
 
-from .errors import CommandError, explain_os_error
+from ..lab import Interrupts
+from .errors import CommandError, explaining
 from .group import host_store
-from .ranks import Interrupts, Ranks
+from .ranks import Ranks
 from .site import Site
 from .worker import ORDERS, RECORDS_FD, Emit, error_file
 
@@ -116,15 +117,11 @@ class _Crew(Ranks):
         output = None if self._debug else subprocess.DEVNULL
         # Rank 0 need not host the store: the launcher does, as torchrun's agent would.
         known = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
-        try:
+        with open(outlet, "wb"), explaining("start a worker"):
             first = {**known, RECORDS_FD: str(outlet)}
             self.start(first, stdout=output, stderr=output, pass_fds=[outlet])
             for _ in range(1, hosts):
                 self.start(known, stdout=output, stderr=output)
-        except OSError as error:
-            raise explain_os_error(error, "start a worker") from None
-        finally:
-            os.close(outlet)
 
     def _read(self, pipe: int) -> None:
         with open(pipe, encoding="utf-8") as lines:

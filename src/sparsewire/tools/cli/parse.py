@@ -14,11 +14,11 @@ import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, replace
-from importlib import metadata
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
+from ..bench.setting import version
 from .errors import USAGE, CommandError
 from .options import COMMANDS, GROUPS, Command, Lab
 from .options.declare import Option
@@ -68,7 +68,7 @@ def parse(words: Sequence[str]) -> Command:
     """
     name = words[0] if words else "--help"
     if name == "--version":
-        _show(f"sparsewire {version()}\n")
+        _show(f"sparsewire {version('sparsewire')}\n")
     if name in ("--help", "-h"):
         alone = {name: _about(each) for name, each in COMMANDS.items() if " " not in name}
         _show(_HELP.format(commands=_listed({**alone, **GROUPS})))
@@ -85,14 +85,6 @@ def parse(words: Sequence[str]) -> Command:
     place = own.index("--")
     options = read(Lab, f"sparsewire {name}", own[:place])
     return replace(options, command=tuple(own[place + 1 :]))
-
-
-def version() -> str:
-    """Return the version of the installed package, without importing it."""
-    try:
-        return metadata.version("sparsewire")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
 
 
 def read(options: type[Options], program: str, words: Sequence[str]) -> Options:

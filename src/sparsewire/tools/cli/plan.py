@@ -56,11 +56,7 @@ def make(options: Training, scheme: str, data: Path) -> Plan:
 
 
 def check(options: Training) -> None:
-    """Raise an error for options that exclude each other or need another one.
-
-    Raises:
-        CommandError: with the first that is wrong.
-    """
+    """Raise an error for options that exclude each other or need another one."""
     check_hosts(options.workers, "--workers")
     if isinstance(options, Train) and options.checkpoint is None:
         if options.checkpoint_every is not None:

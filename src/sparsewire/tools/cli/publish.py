@@ -10,17 +10,14 @@ from typing import Any
 from rich.console import Console
 
 from ..bench.results import dumps
-from .errors import explain_os_error
+from .errors import explaining
 
 
-def make_folder(folder: Path) -> None:
-    """Create the folder for results, before anything is measured."""
-    try:
+def make_folder(folder: Path, doing: str = "write results to") -> None:
+    """Create a folder and check that it can be written, before anything is measured or trained."""
+    with explaining(doing, folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise explain_os_error(error, "write results to") from None
+        tempfile.TemporaryFile(dir=folder).close()
 
 
 def publish(
@@ -37,11 +34,9 @@ def publish(
         write: writes all other files into the folder.
     """
     text = dumps(content)
-    try:
+    with explaining("write results to"):
         (folder / "results.json").write_text(text, encoding="utf-8")
         write(folder)
-    except OSError as error:
-        raise explain_os_error(error, "write results to") from None
     if as_json:
         print(text, end="")
         return

@@ -15,37 +15,15 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import IO, Any
 
+from ..lab import Interrupts
 from .errors import CommandError
 from .site import Site
 
 _GRACE = 10.0  # seconds for the other ranks to end when they are asked to
 _TICK = 0.02
 _TAIL = 20  # lines of a failed rank's log
-
-
-class Interrupts:
-    """Counts Ctrl-C, SIGTERM and a closed terminal instead of being ended by them."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.last = signal.SIGINT
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> Interrupts:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
-        self.last = signal.Signals(number)
 
 
 class Ranks:

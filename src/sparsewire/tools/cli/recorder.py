@@ -14,7 +14,7 @@ from sparsewire.notation import short
 from sparsewire.report import human_bytes, plural
 
 from ..bench.compare import Result
-from .errors import explain_os_error
+from .errors import explaining
 from .progress import Progress
 from .worker import Record, encode
 
@@ -35,10 +35,8 @@ class Recorder(ExitStack):
     def __call__(self, record: Record) -> None:
         """Take one record; it is in the metrics file when this returns."""
         if self._stream:
-            try:
+            with explaining("write metrics"):
                 self._stream.write(f"{encode(record)}\n".encode())
-            except OSError as error:
-                raise explain_os_error(error, "write metrics") from None
         if record["record"] == "run":
             self._run, self._epochs = record, []
         elif record["record"] == "epoch":
@@ -82,12 +80,10 @@ def cost(record: Record) -> str:
 
 
 def _open(path: Path, append: bool) -> BinaryIO:
-    try:
+    with explaining("write metrics to"):
         path.parent.mkdir(parents=True, exist_ok=True)
         # Without a buffer, a stopped run keeps its records, and closing cannot fail.
         return cast(BinaryIO, open(path, "ab" if append else "wb", buffering=0, opener=_private))
-    except OSError as error:
-        raise explain_os_error(error, "write metrics to") from None
 
 
 def _private(path: str, flags: int) -> int:

@@ -21,6 +21,7 @@ from .errors import USAGE, CommandError, describe
 from .launcher import launch
 from .options import Train, Training
 from .plan import Plan, check, make
+from .publish import make_folder
 from .recorder import Recorder, cost
 from .train_rank import take_part
 from .worker import Emit, Record, encode, leave_at_once
@@ -88,7 +89,7 @@ def prepare(plan: Plan, workers: int) -> None:
         checkpoint.to_resume(plan, workers).verify()
     else:
         checkpoint.refuse_to_overwrite(directory)
-    checkpoint.check_writable(directory)
+    make_folder(directory, "write checkpoints in")
 
 
 def _as_rank(options: Train, plan: Plan) -> int:

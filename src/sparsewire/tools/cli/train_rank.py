@@ -19,13 +19,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..bench.setting import version
+from ..bench.step.rank import gather_texts
 from ..bench.timing import Timing
 from ..tasks import training
 from . import checkpoint
 from .errors import StepError
 from .group import Group, StopSign
 from .loop import Loop, test
-from .parse import version
 from .plan import Plan
 from .worker import Emit, Record
 
@@ -34,14 +35,9 @@ _STEPS_BETWEEN_RECORDS = 10
 
 
 def take_part(plans: Sequence[Plan], emit: Emit) -> bool:
-    """Train all `plans` in turn as one rank of a group.
+    """Train all `plans`, which may differ only in their schemes, in turn as one rank of a group.
 
-    Args:
-        plans: the plans to train, which may differ only in their schemes.
-        emit: a callback for records, called on rank 0 only.
-
-    Returns:
-        Whether training was stopped before the end.
+    Records are emitted on rank 0 only. Returns whether training was stopped before the end.
     """
     group = Group(plans[0].timeout)
     stop = StopSign(group)
@@ -134,7 +130,7 @@ class _Run:
             name: checkpoint.write_file(directory, step, name, state)
             for name, state in states.items()
         }
-        parts = self._group.collect(f"checkpoint/{step}", json.dumps(written))
+        parts = gather_texts(json.dumps(written))
         if rank == 0:
             files = {name: digest for part in parts for name, digest in json.loads(part).items()}
             checkpoint.complete(directory, step, files, self._plan, self._group.workers)
@@ -208,7 +204,7 @@ class _Run:
 def versions() -> dict[str, str]:
     """Return the software versions that affect results."""
     return {
-        "sparsewire": version(),
+        "sparsewire": version("sparsewire"),
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "platform": platform.platform(),

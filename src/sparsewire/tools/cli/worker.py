@@ -41,8 +41,7 @@ def race(orders: Any, emit: Emit) -> None:
 
 def measure(orders: Any, emit: Emit) -> None:
     """Take turns with all contenders, and time their steps."""
-    from ..bench.step.plan import Plan
-    from ..bench.step.rank import take_turns
+    from ..bench.step.rank import Plan, take_turns
     from .group import Group
 
     plan = Plan(**orders)

@@ -13,13 +13,14 @@ the same ranks on 127.0.0.1, unshaped.
 """
 
 from .cluster import Lab, obstacle, running, set_rate
-from .errors import LabError
+from .commands import LabError
 from .links import Link
-from .loopback import Loopback
-from .processes import cores
+from .processes import Loopback, cores
 from .rates import parse_rate, show_rate
+from .signals import Interrupts
 
 __all__ = [
+    "Interrupts",
     "Lab",
     "LabError",
     "Link",

@@ -16,8 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from . import namespaces, plan, records, rootless
-from .commands import find, run_all
-from .errors import LabError
+from .commands import LabError, find, run_all
 from .links import Link, measure
 from .plan import INTERFACE, Plan
 from .processes import Processes, variables

@@ -8,10 +8,14 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
 
-from .errors import LabError
+from sparsewire.errors import SparsewireError
 
 _PATIENCE = 30.0  # seconds; each takes a few milliseconds
 _ADMINISTRATION = ("/usr/local/sbin", "/usr/sbin", "/sbin")  # not in every user's PATH
+
+
+class LabError(SparsewireError):
+    """A lab that cannot be built, changed or measured; it says which command failed, and why."""
 
 
 def find(name: str) -> str | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from .errors import LabError
+from .commands import LabError
 from .namespaces import inside
 from .plan import Plan, address, switch_address
 from .rates import bucket

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from . import plan
-from .commands import run
-from .errors import LabError
+from .commands import LabError, run
 
 _HOME = Path("/run/netns")
 _CLONE_NEWNET = 0x40000000

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
-from .errors import LabError
+from .commands import LabError
 from .rates import bucket, show_rate
 
 INTERFACE = "eth0"
@@ -51,15 +50,6 @@ class Plan:
             raise LabError(f"oversubscribe must lie in 1 to 1000, not {self.oversubscribe:g}")
         if self.racks > 1 and (self.rate is None or len(self.rates) < 2):
             raise LabError("oversubscribe needs a rate and at least two hosts, one in each rack")
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Plan:
-        """The plan that `to_dict` and JSON made `fields` from."""
-        return cls(**{**fields, "rates": tuple(fields["rates"])})
-
-    def to_dict(self) -> dict[str, Any]:
-        """The plan as JSON can hold it."""
-        return asdict(self)
 
     @property
     def racks(self) -> int:

@@ -13,10 +13,10 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from .errors import LabError
+from .commands import LabError
 from .plan import Plan
 
 _HOME = Path("/run/sparsewire")
@@ -44,7 +44,7 @@ class Record:
         """Write or replace the file atomically."""
         path = _folder() / f"lab-{self.plan.id}.json"
         part = path.with_suffix(".part")
-        content = {"pid": self.pid, "started": self.started, "plan": self.plan.to_dict()}
+        content = {"pid": self.pid, "started": self.started, "plan": asdict(self.plan)}
         part.unlink(missing_ok=True)
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             json.dump(content, file)
@@ -78,7 +78,8 @@ def alone() -> Iterator[None]:
 def _read(path: Path) -> Record | None:
     try:
         content = json.loads(path.read_text())
-        plan = Plan.from_dict(content["plan"])
+        fields = content["plan"]
+        plan = Plan(**{**fields, "rates": tuple(fields["rates"])})
         if path.name != f"lab-{plan.id}.json":
             return None
         return Record(plan, int(content["pid"]), content["started"])

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from . import records, usernamespace
-from .errors import LabError
+from .commands import LabError
 from .records import Record
 
 _CAP_NET_ADMIN, _CAP_SYS_ADMIN = 1 << 12, 1 << 21

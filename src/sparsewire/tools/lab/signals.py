@@ -1,4 +1,4 @@
-"""Signals and cleaning up: an end by SIGTERM unwinds, and no Ctrl-C stops the cleaning half-way."""
+"""Signals: counted, postponed while something is cleaned up, or unwinding `with` blocks."""
 
 from __future__ import annotations
 
@@ -33,28 +33,42 @@ class Unwinding:
             self._taken = []
 
 
+class Interrupts:
+    """Counts Ctrl-C, SIGTERM and a closed terminal instead of being ended by them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.last = signal.SIGINT
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        for number in (signal.SIGINT, *_FATAL):
+            if signal.getsignal(number) is not None:  # None cannot be set again
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        self.last = signal.Signals(number)
+
+
 @contextlib.contextmanager
 def postponed() -> Iterator[None]:
     """Postpone Ctrl-C and similar signals to the end of the block, in the main thread."""
     if not _in_main_thread():
         yield
         return
-    came: list[int] = []
-    before: dict[signal.Signals, Any] = {}
-
-    def note(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-
-    for number in (signal.SIGINT, *_FATAL):
-        if signal.getsignal(number) is not None:  # None cannot be set again
-            before[number] = signal.signal(number, note)
+    interrupts = Interrupts()
     try:
-        yield
+        with interrupts:
+            yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        if came:
-            signal.raise_signal(came[0])
+        if interrupts.count:
+            signal.raise_signal(interrupts.last)
 
 
 def _unwind(number: int, frame: FrameType | None) -> NoReturn:

@@ -25,17 +25,11 @@ class DataError(SparsewireError):
 
 
 def read(path: Path) -> torch.Tensor:
-    """Read one gzipped idx file of unsigned bytes.
-
-    Args:
-        path: the ``.gz`` file.
-
-    Returns:
-        A ``uint8`` tensor with the shape that the header states.
+    """Return the unsigned bytes of a gzipped idx file, in the shape that its header states.
 
     Raises:
-        DataError: the file cannot be read, is no idx file, or does not hold what its
-            header promises.
+        DataError: the file cannot be read, is no idx file, or does not hold what its header
+            promises.
     """
     try:
         with gzip.open(path, "rb") as stream:

@@ -1,4 +1,4 @@
-"""MNIST: finding and reading the data, the model that learns it, and its test.
+"""MNIST: finding and reading the data, and the model that learns it.
 
 The whole set lies in memory as bytes; a batch is a slice of one permutation that follows
 from (seed, epoch) alone, so that any step of any run can be repeated.
@@ -28,7 +28,6 @@ FILES = (
     "t10k-labels-idx1-ubyte.gz",
 )
 _MEAN, _DEVIATION = 0.1307, 0.3081  # of all training pixels, on the scale from 0 to 1
-_EVALUATION_BATCH = 1000
 
 
 @dataclass(frozen=True)
@@ -134,21 +133,3 @@ def order(seed: int, epoch: int, size: int) -> torch.Tensor:
     # Two numbers into one: epochs of one seed, and seeds next to each other, stay apart.
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     return torch.randperm(size, generator=generator)
-
-
-@torch.no_grad()
-def evaluate(model: nn.Module, examples: Examples, rank: int, workers: int) -> tuple[int, int]:
-    """Count right answers on this rank's share of `examples`.
-
-    Returns:
-        How many were right, and how many were asked; both add up over ranks.
-    """
-    share = torch.arange(rank, len(examples), workers)
-    right = 0
-    was_training = model.training
-    model.eval()
-    for chosen in torch.split(share, _EVALUATION_BATCH):
-        images, labels = examples.batch(chosen)
-        right += int((model(images).argmax(dim=1) == labels).sum())
-    model.train(was_training)
-    return right, len(share)

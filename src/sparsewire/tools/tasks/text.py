@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from .idx import DataError
 from .models import Transformer
@@ -20,8 +19,6 @@ from .models import Transformer
 BYTES = 256
 _MOST = 1 << 22  # bytes of a text that are read
 _BLOCK = 4096  # bytes; every tenth block is for validation
-_TESTED = 512  # windows of the validation text
-_TEST_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -89,26 +86,3 @@ def build(tokens: int, width: int, layers: int, length: int, seed: int) -> nn.Mo
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
     return model
-
-
-@torch.no_grad()
-def evaluate(
-    model: nn.Module, text: Tensor, length: int, rank: int, workers: int
-) -> tuple[float, int]:
-    """Add up the loss on this rank's share of a text's first windows.
-
-    Returns:
-        The sum over all bytes, and how many they were; both add up over ranks.
-    """
-    count = min(_TESTED, windows(len(text), length))
-    share = torch.arange(rank, count, workers) * length
-    total = 0.0
-    was_training = model.training
-    model.eval()
-    for starts in torch.split(share, _TEST_BATCH):
-        inputs, labels = cut(text, starts, length)
-        total += cross_entropy(
-            model(inputs).flatten(0, 1), labels.flatten(), reduction="sum"
-        ).item()
-    model.train(was_training)
-    return total, length * len(share)

@@ -17,6 +17,7 @@ from . import mnist, text
 from .idx import DataError
 
 LENGTH = 64  # bytes that the GPT sees
+_TESTED = 512  # windows of the validation text
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,19 @@ class Recipe:
 class Task(ABC):
     """One rank's part of the data and of the test; `steps` is how many an epoch has."""
 
-    def __init__(self, recipe: Recipe, rank: int, workers: int, examples: int, noun: str) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        rank: int,
+        workers: int,
+        examples: int,
+        noun: str,
+        tested: int,
+        tested_at_once: int,
+    ) -> None:
         self.steps = steps_in_epoch(examples, recipe.batch_size, workers, noun)
         self.recipe, self.rank, self.workers = recipe, rank, workers
+        self._tested, self._tested_at_once = tested, tested_at_once
         self._epoch, self._order = -1, torch.empty(0)
 
     def chosen(self, step: int) -> Tensor:
@@ -81,9 +92,21 @@ class Task(ABC):
     def loss(self, model: nn.Module, step: int) -> Tensor:
         """The loss of this rank's batch of a step."""
 
+    @torch.no_grad()
+    def test(self, model: nn.Module) -> tuple[float, int]:
+        """The sum of this rank's share of the scores, and how many they are; both add up."""
+        total, count, was_training = 0.0, 0, model.training
+        model.eval()
+        share = torch.arange(self.rank, self._tested, self.workers)
+        for chosen in torch.split(share, self._tested_at_once):
+            score, scores = self._score(model, chosen)
+            total, count = total + score, count + scores
+        model.train(was_training)
+        return total, count
+
     @abstractmethod
-    def test(self, model: nn.Module) -> tuple[float, float]:
-        """The sum of this rank's share of the scores, and how many they are."""
+    def _score(self, model: nn.Module, chosen: Tensor) -> tuple[float, int]:
+        """The sum of the scores of some of the test's examples, and how many they are."""
 
     @abstractmethod
     def _order_of(self, epoch: int) -> Tensor: ...
@@ -114,7 +137,8 @@ class _Digits(Task):
 
     def __init__(self, recipe: Recipe, rank: int, workers: int) -> None:
         self._data = mnist.load(Path(recipe.data), recipe.limit)
-        super().__init__(recipe, rank, workers, len(self._data.train), "image")
+        train, test = len(self._data.train), len(self._data.test)
+        super().__init__(recipe, rank, workers, train, "image", test, 1000)
 
     def build(self) -> nn.Module:
         return mnist.build(self.recipe.hidden, self.recipe.seed)
@@ -126,8 +150,9 @@ class _Digits(Task):
         images, labels = self._data.train.batch(self.chosen(step))
         return cross_entropy(model(images), labels)
 
-    def test(self, model: nn.Module) -> tuple[float, float]:
-        return mnist.evaluate(model, self._data.test, self.rank, self.workers)
+    def _score(self, model: nn.Module, chosen: Tensor) -> tuple[float, int]:
+        images, labels = self._data.test.batch(chosen)
+        return int((model(images).argmax(dim=1) == labels).sum()), len(labels)
 
 
 class _Bytes(Task):
@@ -135,8 +160,10 @@ class _Bytes(Task):
 
     def __init__(self, recipe: Recipe, rank: int, workers: int) -> None:
         self._data = text.load(Path(recipe.data))
-        examples = text.windows(len(self._data.train), LENGTH)
-        super().__init__(recipe, rank, workers, examples, "window")
+        train, val = (
+            text.windows(len(part), LENGTH) for part in (self._data.train, self._data.val)
+        )
+        super().__init__(recipe, rank, workers, train, "window", min(_TESTED, val), 32)
 
     def build(self) -> nn.Module:
         hidden = self.recipe.hidden
@@ -149,5 +176,7 @@ class _Bytes(Task):
         inputs, labels = text.cut(self._data.train, self.chosen(step), LENGTH)
         return cross_entropy(model(inputs).flatten(0, 1), labels.flatten())
 
-    def test(self, model: nn.Module) -> tuple[float, float]:
-        return text.evaluate(model, self._data.val, LENGTH, self.rank, self.workers)
+    def _score(self, model: nn.Module, chosen: Tensor) -> tuple[float, int]:
+        inputs, labels = text.cut(self._data.val, chosen * LENGTH, LENGTH)
+        loss = cross_entropy(model(inputs).flatten(0, 1), labels.flatten(), reduction="sum")
+        return loss.item(), labels.numel()

@@ -24,9 +24,9 @@ from markupsafe import Markup, escape
 from sparsewire.report import plural
 
 from ...lab import Link
-from ..colours import LINES_ON_DARK, OF_LINES, OF_PARTS
+from ..drawing import LINES_ON_DARK, OF_LINES, OF_PARTS
 from ..setting import Setting
-from ..table import Cell, Heading, Line, Table
+from ..table import Column, Table
 from ..words import say_rate
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -231,22 +231,18 @@ def shared_cores(setting: Setting, hosts: int) -> tuple[str, ...]:
     )
 
 
+_LINKS: tuple[Column[Link], ...] = (
+    Column("asked", "asked for", "", "", lambda link: link.asked, say_rate, lambda _: "unshaped"),
+    Column("up", "up", "", "", lambda link: link.up, say_rate),
+    Column("down", "down", "", "", lambda link: link.down, say_rate),
+)
+
+
 def links(measured: Iterable[Link], where: str = "") -> tuple[Block, ...]:
     """Return the TCP throughput of the links of a lab, folded; nothing without a lab."""
-    lines = tuple(
-        Line(
-            link.name,
-            (
-                Cell("unshaped" if link.asked is None else say_rate(link.asked), link.asked),
-                Cell(say_rate(link.up), link.up),
-                Cell(say_rate(link.down), link.down),
-            ),
-        )
-        for link in measured
-    )
-    title = f"TCP throughput of each link{where}"
-    headings = tuple(map(Heading, ("asked for", "up", "down")))
-    return (Folded(title, Table("", headings, lines)),) if lines else ()
+    rows = [(link.name, link) for link in measured]
+    table = Table("", _LINKS, rows)
+    return (Folded(f"TCP throughput of each link{where}", table),) if rows else ()
 
 
 def _environment(setting: Setting) -> Facts:

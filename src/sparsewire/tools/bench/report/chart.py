@@ -11,13 +11,12 @@ import re
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
 from .. import drawing
-from ..colours import FAINT, INK, MARKERS, OF_LINES, OF_PARTS
+from ..drawing import FAINT, INK, MARKERS, OF_LINES, OF_PARTS
 from . import Bars
 
 if TYPE_CHECKING:
@@ -99,11 +98,6 @@ class Chart:
         return _inline(self, _NARROW)
 
 
-def save(chart: Chart, *paths: Path) -> None:
-    """Draw a chart and write it in the formats that the names of `paths` end in."""
-    drawing.write(draw(chart), *paths)
-
-
 def draw(chart: Chart) -> Figure:
     """Draw a chart with a legend."""
     figure = _draw(chart, _WIDE, dpi=150)
@@ -119,13 +113,13 @@ def draw(chart: Chart) -> Figure:
     return figure
 
 
-def save_bars(title: str, many: Sequence[Bars], *paths: Path) -> None:
-    """Draw bars below each other, in the formats that the names of `paths` end in."""
+def draw_bars(title: str, many: Sequence[Bars]) -> Figure:
+    """Draw bars below each other."""
     heights = [len(bars.bars) * 0.36 + 0.9 for bars in many]
     figure = drawing.blank(_WIDE, sum(heights) + 0.9)
     panels = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     for bars, axes in zip(many, panels, strict=True):
-        _draw_bars(axes, bars)
+        _draw_rows(axes, bars)
     from matplotlib.patches import Patch
 
     used = list(dict.fromkeys(part for bars in many for part in bars.parts))
@@ -143,7 +137,7 @@ def save_bars(title: str, many: Sequence[Bars], *paths: Path) -> None:
         title_fontproperties={"weight": "bold", "size": 11},
         alignment="left",
     )
-    drawing.write(figure, *paths)
+    return figure
 
 
 def _draw(chart: Chart, width: float, dpi: int) -> Figure:
@@ -228,7 +222,7 @@ def _legend(chart: Chart, figure: Figure) -> list[Any]:
     return handles
 
 
-def _draw_bars(axes: Axes, bars: Bars) -> None:
+def _draw_rows(axes: Axes, bars: Bars) -> None:
     unit, factor = ("s", 1.0) if bars.largest >= 1 else ("ms", 1000.0)
     for row, bar in enumerate(bars.bars):
         left = 0.0

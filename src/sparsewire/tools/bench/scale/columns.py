@@ -77,7 +77,7 @@ def tables(scale: Scale) -> tuple[Table, Table, Table]:
     seconds = "Modelled, not measured: a step on hosts with cores of their own"
     received = "Received per host and step, by formula"
     return (
-        Table.of(title, MEASURED, rows),
+        Table(title, MEASURED, rows),
         _by_hosts(seconds, few, scale, scale.modelled, lambda value: f"~{say_seconds(value)}"),
         _by_hosts(received, few, scale, scale.received, human_bytes),
     )
@@ -90,4 +90,4 @@ def _by_hosts(title: str, few: list[int], scale: Scale, value: Any, show: Any) -
         return Column(f"{hosts}", f"{hosts} hosts", "", "", lambda name: value(name, hosts), show)
 
     columns = [column(hosts) for hosts in few]
-    return Table.of(title, columns, [(name, name) for name in scale.names])
+    return Table(title, columns, [(name, name) for name in scale.names])

@@ -12,9 +12,9 @@ from sparsewire.report import human_bytes
 
 from .. import report
 from ..contenders import COMPUTE, DENSE
+from ..drawing import write
 from ..report import Facts, Notes, Page, Section
-from ..report.chart import Chart, Panel, Series
-from ..report.chart import save as save_chart
+from ..report.chart import Chart, Panel, Series, draw
 from ..results import Results
 from ..step.report import comparison
 from ..table import Table
@@ -89,7 +89,7 @@ def shown(results: Results) -> list[Table | str]:
 
 def save_picture(results: Results, *paths: Path) -> None:
     """Draw the lines, in the formats that the names of `paths` end in."""
-    save_chart(chart(Scale(results)), *paths)
+    write(draw(chart(Scale(results))), *paths)
 
 
 def chart(scale: Scale) -> Chart:

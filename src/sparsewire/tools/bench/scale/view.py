@@ -11,8 +11,7 @@ from typing import Any
 
 from ..contenders import COMPUTE, DENSE
 from ..results import Contender, Results, Run, rounded
-from .loads import Loads
-from .model import Measured, Model, fit, share
+from .model import Loads, Measured, Model, fit, share
 
 
 @dataclass(frozen=True)
@@ -51,11 +50,6 @@ class Scale:
         """The number of hosts up to which the model goes."""
         return int(self.results.facts["most"])
 
-    @property
-    def cores(self) -> int:
-        """The cores of the machine that all hosts share."""
-        return int(self.results.setting.machine["cores"])
-
     @cached_property
     def names(self) -> list[str]:
         """The contenders that exchange and were measured."""
@@ -79,40 +73,32 @@ class Scale:
         return {name: Loads(name, buckets[name]) for name in self.names}
 
     @cached_property
-    def _points(self) -> list[tuple[Measured, str, int]]:
-        """Every measurement, with its contender and number of hosts."""
-        return [
-            (
-                Measured(
-                    self.loads[one.name].on(run.hosts),
-                    share(run.hosts, self.cores),
-                    run.floor.median,
-                    one.median,
-                ),
-                one.name,
-                run.hosts,
+    def _points(self) -> dict[tuple[str, int], Measured]:
+        """Every measurement, by contender and number of hosts."""
+        cores = self.results.setting.machine["cores"]
+        return {
+            (one.name, run.hosts): Measured(
+                self.loads[one.name].on(run.hosts),
+                share(run.hosts, cores),
+                run.floor.median,
+                one.median,
             )
             for run in self.runs
             for one in run.finished
             if one.name != COMPUTE
-        ]
+        }
 
     @cached_property
     def fitted(self) -> Model:
         """The model, fitted to all measured steps of all contenders together."""
-        return fit([point for point, _, _ in self._points])
+        return fit([*self._points.values()])
 
     @cached_property
     def checked(self) -> list[Checked]:
         """The model beside every measurement, with cores shared as in the measurement."""
         return [
-            Checked(
-                name,
-                hosts,
-                point.step,
-                point.compute + self.fitted.beyond(point.load, point.share),
-            )
-            for point, name, hosts in self._points
+            Checked(*key, point.step, point.compute + self.fitted.beyond(point.load, point.share))
+            for key, point in self._points.items()
         ]
 
     @property
@@ -165,7 +151,7 @@ def follows(results: Results) -> dict[str, Any]:
     scale = Scale(results)
     return {
         "fitted": {
-            "seconds_per": scale.fitted.to_dict(),
+            "seconds_per": asdict(scale.fitted),
             "mean_error": round(scale.mean_error, 6),
             "largest_error": round(scale.worst.error, 6),
             "points": [rounded({**asdict(one), "error": one.error}) for one in scale.checked],

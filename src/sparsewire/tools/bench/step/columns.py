@@ -13,7 +13,7 @@ from typing import Any
 from sparsewire.report import human_bytes
 
 from ..results import Contender, Results, Run
-from ..table import Column, Line, Table, summary
+from ..table import Column, Table, summary
 from ..words import milliseconds
 
 
@@ -141,10 +141,10 @@ def tables(results: Results, run: Run) -> tuple[Table, Table]:
     model = results.model
     title = f"{model['name']}, {model['parameters'] / 1e6:.1f} million parameters, "
     rows = [(one.name, Row(results, run, one)) for one in run.finished]
-    failed = [Line(one.name, note="failed", is_weak=True) for one in run.failed]
+    failed = [one.name for one in run.failed]
     return (
-        Table.of(f"{title}{run.hosts} hosts {run.place}", COSTS, rows, failed),
-        Table.of("Parts of the median step, ms", PARTS, rows),
+        Table(f"{title}{run.hosts} hosts {run.place}", COSTS, rows, failed),
+        Table("Parts of the median step, ms", PARTS, rows),
     )
 
 

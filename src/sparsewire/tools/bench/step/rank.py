@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from statistics import fmean
 from time import perf_counter
 from typing import Any
@@ -20,13 +20,50 @@ import torch.distributed as dist
 from ...tasks import workloads
 from ...tasks.workloads import Workload, WorkloadError
 from ..contenders import PEERS, Entry, interface_bytes
-from .plan import Plan
 from .stopwatch import steps
 
 Emit = Callable[[dict[str, Any]], None]
 
+Turn = tuple[int, str]  # the round and the contender
+
 _PATIENCE = 5.0  # seconds that the measured steps of a turn should not exceed by much
 _FEWEST = 2  # steps that a turn measures even so
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One measurement on one network, the same for every rank.
+
+    Args:
+        model: the workload's name.
+        batch_size: examples per rank and step; None for the model's own.
+        turns: rounds and contenders, in order.
+        steps: how many steps a turn measures at most.
+        timeout: seconds after which a step counts as hung.
+        counts: the number of steps per contender, where it is decided already.
+    """
+
+    model: str
+    batch_size: int | None
+    turns: tuple[Turn, ...]
+    steps: int
+    timeout: float
+    counts: dict[str, int]
+
+
+def interleave(contenders: Sequence[str], rounds: int) -> tuple[Turn, ...]:
+    """Return the turns of all contenders in every round; every other round is reversed.
+
+    A machine that slows down during the measurement then affects all contenders alike.
+
+    >>> interleave(["a", "b"], 2)
+    ((0, 'a'), (0, 'b'), (1, 'b'), (1, 'a'))
+    """
+    return tuple(
+        (number, name)
+        for number in range(rounds)
+        for name in (reversed(contenders) if number % 2 else contenders)
+    )
 
 
 def take_turns(plan: Plan, emit: Emit) -> None:
@@ -110,14 +147,14 @@ class _Course:
 
 def _merge(mine: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return every step as the mean over all ranks; nothing on ranks other than 0."""
-    found = _collect(json.dumps(mine))
+    found = gather_texts(json.dumps(mine))
     if dist.get_rank() != 0:
         return []
     return [_mean(ranks) for ranks in zip(*map(json.loads, found), strict=True)]
 
 
-def _collect(text: str) -> list[str]:
-    """Every rank's text, on all ranks: as bytes, since pickled objects could run code."""
+def gather_texts(text: str) -> list[str]:
+    """Return every rank's text: sent as bytes, since pickled objects could run code."""
     mine = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
     sizes = [torch.tensor(0) for _ in range(dist.get_world_size())]
     dist.all_gather(sizes, torch.tensor(mine.numel()))
@@ -165,7 +202,7 @@ def _compare(workload: Workload, name: str) -> None:
     for key, parameter in workload.model.named_parameters():
         total = float(parameter.detach().double().sum())
         digest.update(f"{key} {tuple(parameter.shape)} {parameter.dtype} {total}".encode())
-    found = _collect(digest.hexdigest())
+    found = gather_texts(digest.hexdigest())
     for rank, other in enumerate(found):
         if other != found[0]:
             raise WorkloadError(

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .. import report
+from ..drawing import write
 from ..report import Bar, Bars, Notes, Page, Part, Section
-from ..report.chart import save_bars
+from ..report.chart import draw_bars
 from ..results import Contender, Results, Run
 from ..table import Table
 from ..timing import RULE, conclusion, ties
@@ -68,7 +69,7 @@ def save_picture(results: Results, *paths: Path) -> None:
     """Draw the bars of all networks, in the formats that the names of `paths` end in."""
     hosts = results.runs[0].hosts
     title = f"{results.model['name']}, {hosts} hosts: where the time of a training step goes"
-    save_bars(title, [bars(run) for run in results.runs], *paths)
+    write(draw_bars(title, [bars(run) for run in results.runs]), *paths)
 
 
 def bars(run: Run) -> Bars:

@@ -11,8 +11,8 @@ from typing import Any
 
 from sparsewire.report import human_bytes
 
-from ..results import Contender, Results, Run
-from ..table import Cell, Column, Heading, Line, Table, summary
+from ..results import Contender, Point, Results, Run
+from ..table import Column, Table, summary
 from ..words import say_seconds
 from .plan import GOALS, Goal
 
@@ -194,24 +194,18 @@ def table(race: Race) -> Table:
     """Return a line for each contender."""
     size, run = race.results.model["parameters"] / 1e6, race.run
     title = f"To {race.aim}: {size:.1f} million parameters, {run.hosts} hosts {run.place}"
-    return Table.of(title, columns(race), [(one.name, Row(race, one)) for one in run.contenders])
+    return Table(title, columns(race), [(one.name, Row(race, one)) for one in run.contenders])
 
 
 def looks(race: Race) -> Table:
     """Return a line for each evaluation."""
-    lines = tuple(
-        Line(
-            one.name,
-            (
-                Cell(str(point.step), point.step),
-                Cell(f"{point.seconds:.1f}", point.seconds),
-                Cell(race.goal.shown(point.score), point.score),
-            ),
-        )
-        for one in race.run.contenders
-        for point in one.points
+    goal = race.goal
+    columns: tuple[Column[Point], ...] = (
+        Column("step", "step", "", "", lambda point: point.step),
+        Column("seconds", "seconds", "", "", lambda point: point.seconds, "{:.1f}".format),
+        Column("score", goal.score, "", "", lambda point: point.score, goal.shown),
     )
-    return Table("", tuple(map(Heading, ("step", "seconds", race.goal.score))), lines)
+    return Table("", columns, [(one.name, p) for one in race.run.contenders for p in one.points])
 
 
 def summarize(results: Results, run: Run, one: Contender) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from pathlib import Path
 from sparsewire.report import human_bytes, plural
 
 from .. import report
+from ..drawing import write
 from ..report import Block, Folded, Notes, Page, Section
-from ..report.chart import Chart, Panel, Series
-from ..report.chart import save as save_chart
+from ..report.chart import Chart, Panel, Series, draw
 from ..results import Contender, Results
 from ..step.report import slow_links
 from ..table import Table
@@ -62,7 +62,7 @@ def shown(results: Results) -> list[Table | str]:
 
 def save_picture(results: Results, *paths: Path) -> None:
     """Draw the curves, in the formats that the names of `paths` end in."""
-    save_chart(chart(Race(results)), *paths)
+    write(draw(chart(Race(results))), *paths)
 
 
 def chart(race: Race) -> Chart:

@@ -7,8 +7,7 @@ answers at once.
 from __future__ import annotations
 
 from .bench import BenchScale, BenchStep, BenchTrain
-from .lab import Lab
-from .schemes import Explain, List
+from .other import Explain, Lab, List
 from .training import Compare, Demo, Train, Training
 
 __all__ = [
