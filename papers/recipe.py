@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from fnmatch import fnmatchcase
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any, Literal
 
 Place = tuple[str, str]
@@ -145,6 +145,17 @@ class Measure:
     unit: float = 1.0
     is_loss: bool = False  # lower is better
     digits: int = 2
+
+    def mean(self, numbers: Sequence[float], sign: str = "") -> str:
+        """Return a mean, with its standard error if there are several numbers, and their count.
+
+        >>> LOSS.mean([1.0, 3.0]), ACCURACY.mean([0.5], sign="+")
+        ('2.00 ± 1.00 (2)', '+0.50 (1)')
+        """
+        text = f"{fmean(numbers):{sign}.{self.digits}f}"
+        if len(numbers) > 1:
+            text += f" ± {stdev(numbers) / math.sqrt(len(numbers)):.{self.digits}f}"
+        return f"{text} ({len(numbers)})"
 
 
 ACCURACY = Measure("test_accuracy", "test accuracy, %", 100.0)

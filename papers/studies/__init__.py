@@ -8,6 +8,7 @@ from . import accuracy, aji2017, aji2017_translation, beyond, eghlidi2020
 _ALL = (
     aji2017.MNIST,
     aji2017_translation.TRANSLATION,
+    aji2017_translation.RATES_OF_TRANSLATION,
     *eghlidi2020.ALL,
     beyond.BEYOND,
     accuracy.CIFAR10,

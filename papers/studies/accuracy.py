@@ -7,11 +7,12 @@ are taken per seed, with the same initial weights and the same batches.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
+
+from sparsewire.adapters.updates import StepAhead
 
 from ..recipe import ACCURACY, Cell, Measure, Place, Recipe, Study, at_their_best
 from .eghlidi2020 import LAPTOP, corrected, recipe_of
@@ -140,6 +141,11 @@ COMMON = (
         _AHEAD,
     ),
     Row(
+        "updates 15 then 1 %, global, Lloyd 3, owners, ahead",
+        _early(0.15, 0.01, _GLOBAL + _EQUAL_OWNERS, _LLOYD_3),
+        _AHEAD,
+    ),
+    Row(
         "updates 10 then 2 %, global, Lloyd 3, owners, ahead",
         _early(0.1, 0.02, _GLOBAL + _EQUAL_OWNERS, _LLOYD_3),
         _AHEAD,
@@ -188,11 +194,47 @@ PHOTOS = (
     *COMMON[2:],
 )
 LOCAL = 15
+DILOCO = "dense DiLoCo, H = 15"
+_LOCAL_ROWS = ("local steps", "SparseLoCo")
 _CHUNKS = "Scheme(TopK(count=64), scope=4096, values=TwoBit(), memory=ErrorFeedback(decay=0.95))"
 _OUTER = {"outer_rate": 0.7, "outer_momentum": 0.9}
 _LOCAL_OWNERS = _two_bits("TopK(0.05)", _OWNERS)
-_EARLY_OWNERS = _early(0.15, 0.01, _EQUAL_OWNERS)
 _VELOCITY = ", memory=MomentumCorrection(0.6, masking=False)"
+# percent in the first half of the rounds, and then; λ; rate and momentum of the outer optimizer
+_LOCAL_GRID: tuple[tuple[float, float, StepAhead, float, float], ...] = (
+    (15, 1, "auto", 0.0, 0.0),
+    (15, 1, "auto", 0.7, 0.9),
+    (15, 1, "auto", 1.0, 0.6),
+    (10, 4, "auto", 0.0, 0.0),
+    (10, 4, "auto", 1.0, 0.6),
+    (10, 4, "auto", 1.0, 0.7),
+    (10, 4, "auto", 1.0, 0.8),
+    (10, 4, "auto", 0.7, 0.8),
+    (10, 4, 0.3, 1.0, 0.6),
+    (10, 4, 0.3, 1.0, 0.7),
+    (8, 6, "auto", 1.0, 0.6),
+    (8, 6, "auto", 1.0, 0.7),
+    (8, 6, 0.3, 1.0, 0.4),
+    (8, 6, 0.3, 1.0, 0.6),
+    (7, 7, "auto", 1.0, 0.6),
+)
+
+
+def _local_owners(
+    first: float, then: float, ahead: StepAhead, outer_rate: float, outer_momentum: float
+) -> Row:
+    """Return a row with shard owners and 15 local steps, which sends 50 times less than DiLoCo."""
+    share = f"{first:g} then {then:g} %" if first != then else f"{then:g} %"
+    name = f"local steps, H = {LOCAL}, {share}, two bits, owners, ahead"
+    name += "" if ahead == "auto" else f" {ahead:g}"
+    name += f", outer {outer_rate:g}/{outer_momentum:g}" if outer_rate else ""
+    scheme = _early(first / 100, then / 100, _EQUAL_OWNERS)
+    if first == then:
+        scheme = _two_bits(f"TopK({then / 100}{_AT_LEAST})", _EVERYTHING + _EQUAL_OWNERS)
+    outer = {"outer_rate": outer_rate, "outer_momentum": outer_momentum}
+    return Row(name, scheme, _local(LOCAL, step_ahead=ahead, **outer))
+
+
 TEXTS = (
     *COMMON,
     Row(
@@ -210,7 +252,7 @@ TEXTS = (
         _two_bits("TopK(0.01)", _ALL),
         {**_AHEAD, "share_residuals": 100},
     ),
-    Row("dense DiLoCo, H = 15", "Dense()", _local(LOCAL, **_OUTER)),
+    Row(DILOCO, "Dense()", _local(LOCAL, **_OUTER)),
     Row(
         "local steps, H = 15, 5 %, two bits, global, ahead",
         _two_bits("TopK(0.05)", _EVERYTHING + _GLOBAL),
@@ -249,85 +291,11 @@ TEXTS = (
         _LOCAL_OWNERS,
         _local(LOCAL, step_ahead="auto", **_OUTER),
     ),
-    Row(
-        "local steps, H = 15, 15 then 1 %, two bits, owners, ahead",
-        _EARLY_OWNERS,
-        _local(LOCAL, step_ahead="auto"),
-    ),
-    Row(
-        "local steps, H = 15, 15 then 1 %, two bits, owners, ahead, outer",
-        _EARLY_OWNERS,
-        _local(LOCAL, step_ahead="auto", **_OUTER),
-    ),
-    Row(
-        "local steps, H = 15, 15 then 1 %, two bits, owners, ahead, gentle outer",
-        _EARLY_OWNERS,
-        _local(LOCAL, step_ahead="auto", outer_rate=1.0, outer_momentum=0.6),
-    ),
+    *(_local_owners(*choice) for choice in _LOCAL_GRID),
     Row(
         "local steps, H = 15, 15 then 1 %, two bits, owners, ahead, momentum first",
         _early(0.15, 0.01, _EQUAL_OWNERS + _VELOCITY),
         _local(LOCAL, step_ahead="auto"),
-    ),
-    Row(
-        "local steps, H = 15, 10 then 4 %, two bits, owners, ahead",
-        _early(0.1, 0.04, _EQUAL_OWNERS),
-        _local(LOCAL, step_ahead="auto"),
-    ),
-    Row(
-        "local steps, H = 15, 10 then 4 %, two bits, owners, ahead, gentle outer",
-        _early(0.1, 0.04, _EQUAL_OWNERS),
-        _local(LOCAL, step_ahead="auto", outer_rate=1.0, outer_momentum=0.6),
-    ),
-    Row(
-        "local steps, H = 15, 7 %, two bits, owners, ahead, gentle outer",
-        _two_bits(f"TopK(0.07{_AT_LEAST})", _EVERYTHING + _EQUAL_OWNERS),
-        _local(LOCAL, step_ahead="auto", outer_rate=1.0, outer_momentum=0.6),
-    ),
-    Row(
-        "local steps, H = 15, 8 then 6 %, two bits, owners, ahead, gentle outer",
-        _early(0.08, 0.06, _EQUAL_OWNERS),
-        _local(LOCAL, step_ahead="auto", outer_rate=1.0, outer_momentum=0.6),
-    ),
-    Row(
-        "local steps, H = 15, 10 then 4 %, two bits, owners, ahead 0.3, gentle outer",
-        _early(0.1, 0.04, _EQUAL_OWNERS),
-        _local(LOCAL, step_ahead=0.3, outer_rate=1.0, outer_momentum=0.6),
-    ),
-    Row(
-        "local steps, H = 15, 8 then 6 %, two bits, owners, ahead 0.3, gentle outer",
-        _early(0.08, 0.06, _EQUAL_OWNERS),
-        _local(LOCAL, step_ahead=0.3, outer_rate=1.0, outer_momentum=0.6),
-    ),
-    Row(
-        "local steps, H = 15, 8 then 6 %, two bits, owners, ahead 0.3, gentler outer",
-        _early(0.08, 0.06, _EQUAL_OWNERS),
-        _local(LOCAL, step_ahead=0.3, outer_rate=1.0, outer_momentum=0.4),
-    ),
-    Row(
-        "local steps, H = 15, 10 then 4 %, two bits, owners, ahead, outer 1 0.7",
-        _early(0.1, 0.04, _EQUAL_OWNERS),
-        _local(LOCAL, step_ahead="auto", outer_rate=1.0, outer_momentum=0.7),
-    ),
-    Row(
-        "local steps, H = 15, 10 then 4 %, two bits, owners, ahead, outer 1 0.8",
-        _early(0.1, 0.04, _EQUAL_OWNERS),
-        _local(LOCAL, step_ahead="auto", outer_rate=1.0, outer_momentum=0.8),
-    ),
-    Row(
-        "local steps, H = 15, 10 then 4 %, two bits, owners, ahead, outer 0.7 0.8",
-        _early(0.1, 0.04, _EQUAL_OWNERS),
-        _local(LOCAL, step_ahead="auto", outer_rate=0.7, outer_momentum=0.8),
-    ),
-    Row(
-        "local steps, H = 15, 10 then 4 %, two bits, owners, ahead 0.3, outer 1 0.7",
-        _early(0.1, 0.04, _EQUAL_OWNERS),
-        _local(LOCAL, step_ahead=0.3, outer_rate=1.0, outer_momentum=0.7),
-    ),
-    Row(
-        "local steps, H = 15, 8 then 6 %, two bits, owners, ahead, outer 1 0.7",
-        _early(0.08, 0.06, _EQUAL_OWNERS),
-        _local(LOCAL, step_ahead="auto", outer_rate=1.0, outer_momentum=0.7),
     ),
     Row(
         "local steps, H = 15, 5 %, outer",
@@ -410,32 +378,28 @@ def _wide(rows: Sequence[Row], recipe: Recipe) -> list[Cell]:
 
 def _remarks(measure: Measure) -> Any:
     def remarks(found: Mapping[Place, Sequence[float]]) -> list[str]:
-        """Return each row's score at its best rate, and its difference to dense per seed."""
+        """Return each row's score at its best rate, and its difference to dense per seed.
+
+        Local steps are also compared with dense local steps, DiLoCo.
+        """
         best = at_their_best(found, measure)
         if DENSE not in best:
             return ["dense is not trained yet"]
-        base = best[DENSE][1]
-        said = [f"{DENSE}: {_mean(base, measure)} at {best[DENSE][0]}"]
+        said = [f"{DENSE}: {measure.mean(best[DENSE][1])} at {best[DENSE][0]}"]
         for row, (rate, scores) in best.items():
             if row == DENSE:
                 continue
-            pairs = [one - other for one, other in zip(scores, base, strict=False)]
-            said.append(
-                f"{row}: {_mean(scores, measure)} at {rate}; to dense, seed by seed: "
-                f"{_mean(pairs, measure, '+')}"
-            )
+            text = f"{row}: {measure.mean(scores)} at {rate}"
+            others = {DENSE: "dense", DILOCO: "DiLoCo"}
+            for other, name in others.items():
+                if other in best and (other == DENSE or row.startswith(_LOCAL_ROWS)):
+                    pairs = zip(scores, best[other][1], strict=False)
+                    differences = [one - base for one, base in pairs]
+                    text += f"; to {name}, seed by seed: {measure.mean(differences, '+')}"
+            said.append(text)
         return said
 
     return remarks
-
-
-def _mean(numbers: Sequence[float], measure: Measure, sign: str = "") -> str:
-    """Return a mean, with its standard error if there are several numbers."""
-    digits = measure.digits
-    text = f"{fmean(numbers):{sign}.{digits}f}"
-    if len(numbers) > 1:
-        text += f" ± {stdev(numbers) / math.sqrt(len(numbers)):.{digits}f}"
-    return f"{text} ({len(numbers)})"
 
 
 def _best_on_the_way(found: Mapping[Place, Sequence[Mapping[str, Any]]]) -> list[str]:

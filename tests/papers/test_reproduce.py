@@ -359,7 +359,7 @@ def test_command_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["aji2017"], "did you mean aji2017-mnist or aji2017-translation?"),
+        (["aji2017"], "did you mean aji2017-mnist or aji2017-translation or"),
         (["aji2017-mnist", "--quick", "--recipe", "paper"], "exclude each other"),
         (["aji2017-mnist", "--minutes", "-1"], "--minutes must be at least 0"),
         (["--device", "tpu"], "--device must be cpu or cuda, not 'tpu'"),
