@@ -7,7 +7,8 @@ answers at once.
 from __future__ import annotations
 
 from .bench import BenchScale, BenchStep, BenchTrain
-from .other import Explain, Lab, List
+from .lab import Lab
+from .schemes import Explain, List
 from .training import Compare, Demo, Train, Training
 
 __all__ = [
