@@ -193,14 +193,20 @@ def _plan(segments: Segments, device: torch.device) -> Plan:
 
 
 def _tiles(segments: Segments) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return `Plan.tiles`. A tile begins at each parameter, segment and multiple of TILE."""
-    marks = {segment.start: (number, 0) for number, segment in enumerate(segments.sparse)}
+    """Return `Plan.tiles`. A tile begins at each parameter, segment and multiple of TILE.
+
+    Coordinates outside all segments (see `Shards.selected`) are never dense, because messages hold
+    no values for them.
+    """
+    marks = {segment.stop: (0, 0) for segment in segments.dense}
+    marks |= {segment.start: (number, 0) for number, segment in enumerate(segments.sparse)}
     place = 0
     for segment in segments.dense:
         marks[segment.start] = (-1, place - segment.start)
         place += segment.length
+    marks.pop(segments.size, None)
     edges = sorted({*marks, *(param.start for param in segments.params if param.length)})
-    owners, owner = [], (-1, 0)
+    owners, owner = [], (0, 0)
     for edge in edges:
         owner = marks.get(edge, owner)
         owners.append(owner)
