@@ -122,7 +122,11 @@ def save_against_bytes(title: str, board: Board, *paths: Path) -> None:
 
 
 def draw_against_bytes(title: str, board: Board) -> Figure:
-    """Draw a point for each row in its best column. Label the Pareto-optimal points."""
+    """Draw a point for each row in its best column.
+
+    Points that another beats are faint, and only the others have a name and an error bar. If all
+    points of a kind are beaten, its best one has them.
+    """
     marks, sign = _marks(board), -1 if board.score.is_loss else 1
     figure = drawing.blank(10, 6)
     axes = figure.subplots()
@@ -130,34 +134,47 @@ def draw_against_bytes(title: str, board: Board) -> Figure:
     worst = max(sign * (best.score - mark.score) for mark in marks)
     span = min(_SHOWN * abs(best.score), 1.1 * worst)  # worse points are drawn on the edge
     edge = best.score - sign * span
+    sent = [mark.sent for mark in marks]
+    middle = math.sqrt(max(1.0, min(sent)) * max(1.0, *sent))
     kinds = list(dict.fromkeys(mark.kind for mark in marks))
-    far = 0
+    styles = {
+        kind: (OF_LINES[number % len(OF_LINES)], MARKERS[number % len(MARKERS)])
+        for number, kind in enumerate(kinds)
+    }
+    named = [mark for mark in marks if not _is_beaten(mark, marks, sign)]
+    for kind in set(kinds) - {mark.kind for mark in named}:
+        family = (mark for mark in marks if mark.kind == kind)
+        named.append(max(family, key=lambda mark: sign * mark.score))
     for mark in marks:
-        number = kinds.index(mark.kind)
-        colour, shape = OF_LINES[number % len(OF_LINES)], MARKERS[number % len(MARKERS)]
-        is_far = sign * mark.score < sign * edge
-        height = edge if is_far else mark.score
-        error = 0.0 if is_far else mark.error
+        colour, shape = styles[mark.kind]
+        height = edge if sign * mark.score < sign * edge else mark.score
+        is_named = mark in named
+        has_error = is_named and height == mark.score and mark.error > 0
         axes.errorbar(
-            mark.sent, height, error or None, fmt=shape, color=colour, markersize=6, capsize=3
+            mark.sent,
+            height,
+            mark.error if has_error else None,
+            fmt=shape,
+            color=colour,
+            alpha=1.0 if is_named else 0.25,
+            markersize=7 if is_named else 5,
+            capsize=3,
         )
-        beaten = any(
-            sign * (other.score - mark.score) > (0 if other.sent == mark.sent else -_CLOSE * span)
-            for other in marks
-            if other is not mark and other.sent <= mark.sent
-        )
-        far += is_far
-        if not beaten or is_far:
-            told = f"{mark.name}: {mark.score:.{board.score.digits}f}" if is_far else mark.name
-            place = (8, sign * (11 * far - 8)) if is_far else (7, sign * 12 - 3)  # no overlap
+        if is_named:
+            is_left = mark.sent < middle
             axes.annotate(
-                told, (mark.sent, height), place, textcoords="offset points", fontsize=8, color=INK
+                f"{mark.name}: {mark.score:.{board.score.digits}f}",
+                (mark.sent, height),
+                (9 if is_left else -9, 5),
+                textcoords="offset points",
+                fontsize=8,
+                color=INK,
+                ha="left" if is_left else "right",
             )
     axes.axhline(best.score, color=FAINT, linewidth=0.9)
     axes.set_xscale("log")
     axes.set_ylim(*sorted((edge - sign * 0.05 * span, best.score + sign * 0.12 * span)))
-    for number, name in enumerate(kinds):
-        colour, shape = OF_LINES[number % len(OF_LINES)], MARKERS[number % len(MARKERS)]
+    for name, (colour, shape) in styles.items():
         axes.plot([], [], shape, color=colour, label=name)
     drawing.plain(axes, f"{title}: {board.score.name}", "sent per step and worker")
     axes.xaxis.set_major_formatter(lambda sent, _: human_bytes(sent))
@@ -167,8 +184,19 @@ def draw_against_bytes(title: str, board: Board) -> Figure:
     return figure
 
 
+def _is_beaten(mark: _Mark, marks: Sequence[_Mark], sign: int) -> bool:
+    """Return whether another row is better for as many bytes, or nearly as good for far fewer."""
+    return any(
+        sign * (other.score - mark.score) > 0
+        if mark.sent < _FEWER * other.sent
+        else sign * (other.score - mark.score) > -max(mark.error, other.error)
+        for other in marks
+        if other is not mark and other.sent <= _EQUAL * mark.sent
+    )
+
+
 _SHOWN = 0.15  # range of the picture / best score
-_CLOSE = 0.04  # difference / range of the picture, below which scores count as equal
+_EQUAL, _FEWER = 1.05, 1.3  # ratios of bytes that count as equal, and as far fewer
 
 
 def _marks(board: Board) -> list[_Mark]:

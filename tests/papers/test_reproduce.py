@@ -298,7 +298,7 @@ def test_no_two_lines_of_a_picture_look_the_same(tmp_path: Path) -> None:
 
 
 def test_scores_against_bytes(tmp_path: Path) -> None:
-    """Each row at its best among the columns with the most seeds; bad ones on the edge, named."""
+    """Each row at its best among the columns with the most seeds; bad ones on the edge."""
     store, cells = Store(tmp_path / "out.jsonl"), accuracy.GPT.recipes["quick"]()
     losses = {"dense/0.004": [1.5, 1.6], "gradients 1 %/0.004": [2.5], "updates 1 %/0.004": [1.6]}
     for name, scores in losses.items():
@@ -319,7 +319,7 @@ def test_scores_against_bytes(tmp_path: Path) -> None:
     figure = picture.draw_against_bytes("bytes", Board(cells, store, accuracy.VALID_LOSS))
     (axes,) = figure.axes
     named = {text.get_text() for text in axes.texts}
-    assert named == {"dense", "updates 1 %", "gradients 1 %: 2.500"}
+    assert named == {"dense: 1.550", "updates 1 %: 1.600", "gradients 1 %: 2.500"}
     assert axes.get_xlim()[0] < 1e4 < 1e6 < axes.get_xlim()[1]
     found = {("a", "1"): [1.0], ("a", "2"): [2.0, 4.0], ("a", "3"): [3.0, 2.0], ("b", "1"): [7.0]}
     best = {"a": ("3", [3.0, 2.0]), "b": ("1", [7.0])}
