@@ -304,13 +304,13 @@ class LloydMax(_Quantized):
     """Encode selected values in a few bits: the sign, and one of 2^(bits−1) magnitudes that fit.
 
     The magnitudes of each segment are chosen to minimise the square error, by a few iterations of
-    Lloyd's algorithm, and are part of the message. A large value is therefore sent as large. With
-    `TwoBit()` and `KBit()` it comes back as at most twice the mean, and a coordinate whose values
-    are always large falls further and further behind.
+    Lloyd's algorithm, and are part of the message. A large value is therefore sent as large.
+    `TwoBit()` and `KBit()` send at most twice the mean, so a coordinate whose values are always
+    large falls behind. Use it with `Sharded()`, which quantizes values on the way to an owner and
+    again on the way back. With `AllGather()`, training was more accurate with `TwoBit()`.
 
     Arguments:
-        bits: Bits per selected value, from 2 to 8. Two are enough for a ratio of about 1 %, three
-            for 5 % and more.
+        bits: Bits per selected value, from 2 to 8. Use 3 if 5 % or more are sent.
 
     >>> import torch
     >>> import sparsewire as sw
