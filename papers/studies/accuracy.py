@@ -146,6 +146,11 @@ COMMON = (
         _AHEAD,
     ),
     Row(
+        "updates 10 then 5 %, global, Lloyd 3, owners, ahead",
+        _early(0.1, 0.05, _GLOBAL + _EQUAL_OWNERS, _LLOYD_3),
+        _AHEAD,
+    ),
+    Row(
         "updates 10 then 2 %, global, Lloyd 3, owners, ahead",
         _early(0.1, 0.02, _GLOBAL + _EQUAL_OWNERS, _LLOYD_3),
         _AHEAD,
