@@ -177,7 +177,10 @@ def lloyd(sizes: np.ndarray, levels: int) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize("codec", [*STEADY, *(sw.KBit(bits) for bits in (1, 2, 5, 8))], ids=label)
+MORE = [*(sw.KBit(bits) for bits in (1, 2, 5, 8)), *(sw.LloydMax(bits) for bits in (2, 4, 8))]
+
+
+@pytest.mark.parametrize("codec", [*STEADY, *MORE], ids=label)
 @pytest.mark.parametrize("scope", ["layer", "global", 10])
 @pytest.mark.parametrize("count", [1, 3, 9])
 def test_formula(codec: ValueCodec, scope: object, count: int) -> None:

@@ -39,7 +39,7 @@ EXAMPLES: dict[type, tuple[Any, ...]] = {
     sw.UnionTopK: (sw.UnionTopK(0.1, min_count=4), sw.UnionTopK(count=2)),
     sw.OneBit: (sw.OneBit(), sw.OneBit("threshold"), sw.OneBit("column")),
     sw.KBit: (sw.KBit(3),),
-    sw.LloydMax: (sw.LloydMax(), sw.LloydMax(4)),
+    sw.LloydMax: (sw.LloydMax(3),),
     sw.QSGD: (sw.QSGD(), sw.QSGD(8, bucket=64)),
     sw.Sharded: (sw.Sharded(), sw.Sharded(1.0)),
     sw.ErrorFeedback: (sw.ErrorFeedback(), sw.ErrorFeedback(dtype="bfloat16")),

@@ -13,7 +13,7 @@ import sparsewire as sw
 from sparsewire.adapters.updates import StepAhead, Updates
 from sparsewire.exchange import NonFinite
 from sparsewire.groups.simulated import SimulatedGroup
-from sparsewire.message import HEADER_BYTES
+from sparsewire.message import MAGIC
 from sparsewire.requests import Request, Routine
 from sparsewire.scheme import AnyScheme
 from sparsewire.session import Session, Topology
@@ -59,8 +59,7 @@ class Network(SimulatedGroup):
 
     def carry(self, ranks: Sequence[int], requests: Sequence[Request]) -> list[Any]:
         first = requests[0]
-        is_checked = first.group != "intra_node" and first.payload.numel() not in (0, HEADER_BYTES)
-        if is_checked:
+        if first.group != "intra_node" and first.payload.numel() and not _is_header(first.payload):
             if self.count == self.corrupt:
                 sender = first.root if first.op == "broadcast" else 0
                 payload = requests[sender].payload.clone()
@@ -69,6 +68,10 @@ class Network(SimulatedGroup):
                 requests[sender] = replace(requests[sender], payload=payload)
             self.count += 1
         return super().carry(ranks, requests)
+
+
+def _is_header(payload: Tensor) -> bool:
+    return bytes(payload.view(torch.uint8).view(-1)[: len(MAGIC)].tolist()) == MAGIC
 
 
 class Rank:
