@@ -49,7 +49,7 @@ demo: $(STAMP)  ## train real MNIST on 4 hosts with 1 Gbit/s links, dense agains
 test: $(DEV)  ## all tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
 
-test-fast: $(DEV)  ## the tests that start no processes: the laws and the parts, in about a minute
+test-fast: $(DEV)  ## the tests that start no processes: the laws and the parts, in a few minutes
 	$(BIN)/python -m pytest --numprocesses 2 --quiet $(FAST)
 
 test-oldest: $(OLDEST)/.installed  ## the core of the tests on the oldest torch, numpy and numba that are supported
