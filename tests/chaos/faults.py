@@ -665,7 +665,7 @@ class DamagedFile(Checkpoints):
             stage.wait_for(lambda: stage.has_ended(*everyone))
             scene.must(stage.has_ended(*everyone), "not all ranks have ended")
             refused = [r for rank in everyone if (r := stage.find(rank, "refused"))]
-            if not refused and is_raw:  # the bit was one that the file does not use
+            if not refused and is_raw:  # the bit is one that the file does not use
                 scene.check_done(stage)
                 return
             scene.must(refused, "no rank refused the file")

@@ -342,7 +342,10 @@ class Rank:
         """Write this rank's part of a checkpoint."""
         if self.fault_is("kill -9 while saving") and self.is_victim and self.step == SAVES[1]:
             self._die_in_fsync(self.trial.choice % 6)
-        parts = {checkpoint.wire_file(self.rank): self._own_state()}
+        parts = {
+            checkpoint.wire_file(self.rank): self.wire.state_dict(),
+            self._optimizer_file: self.optimizer.state_dict(),
+        }
         if self.rank == 0:
             parts[checkpoint.MODEL] = {"step": self.step, "model": self.net.state_dict()}
         files = {
@@ -352,8 +355,10 @@ class Rank:
         self.store.set(f"saved/{self.step}/{self.rank}", json.dumps(files))
         self._unsettled.append(self.step)
 
-    def _own_state(self) -> dict[str, Any]:
-        return {"wire": self.wire.state_dict(), "optimizer": self.optimizer.state_dict()}
+    @property
+    def _optimizer_file(self) -> str:
+        """The optimizer's state has a file of its own, because only a manifest protects it."""
+        return f"optimizer-{self.rank}.pt"
 
     def _settle(self) -> None:
         """Write the manifest once all ranks must have their parts, after another round."""
@@ -403,23 +408,21 @@ class Rank:
         try:
             found = checkpoint.newest(self.disk)
             assert found is not None
+            names = checkpoint.MODEL, checkpoint.wire_file(self.rank), self._optimizer_file
             if self.resumes == "checked":
                 found.verify()
-                common, own = (
-                    found.load(name) for name in (checkpoint.MODEL, checkpoint.wire_file(self.rank))
-                )
+                common, wire, optimizer = (found.load(name) for name in names)
             else:
-                common, own = (
-                    torch.load(found.folder / name, weights_only=True)
-                    for name in (checkpoint.MODEL, checkpoint.wire_file(self.rank))
+                common, wire, optimizer = (
+                    torch.load(found.folder / name, weights_only=True) for name in names
                 )
-            self.wire.load_state_dict(own["wire"])
+            self.wire.load_state_dict(wire)
         except Exception as error:
             is_same = before == (self.weights(), self.memory())
             self.diary("refused", kind=type(error).__name__, text=str(error), same=is_same)
             raise
         self.net.load_state_dict(common["model"])
-        self.optimizer.load_state_dict(own["optimizer"])
+        self.optimizer.load_state_dict(optimizer)
         self.step = int(common["step"]) + 1
         self.diary("resumed", n=self.step)
 
