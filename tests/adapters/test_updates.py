@@ -645,6 +645,13 @@ def test_wrong_options_are_refused(options: dict[str, Any], reason: str) -> None
     sw.attach(net, SPARSE, optimizer=optimizer).detach()  # nothing is left of the attempt
 
 
+def test_the_training_optimizer_is_no_outer_one() -> None:
+    net = make_net()
+    optimizer = adamw(net.parameters())
+    with pytest.raises(sw.errors.AttachError, match="outer is the optimizer that trains"):
+        sw.attach(net, SPARSE, optimizer=optimizer, outer=optimizer)
+
+
 @pytest.mark.parametrize("kind", [sw.SparseHookState, sw.SparseUpdates])
 def test_attach_offers_the_options_of_what_it_returns(kind: type) -> None:
     """Editors show the overloads; types and defaults are those of the class."""

@@ -514,12 +514,17 @@ class NaN(Fault):
             scene.must(stage.find(trial.victim, "fault"), "the fault could not be done")
             if trial.choice % 2:
                 return
+            # the ranks of a machine take part as one
+            on_machine = (trial.how.options or {}).get("intra_node")
+            guilty = (
+                f"machine {trial.victim // on_machine}" if on_machine else f"rank {trial.victim}"
+            )
             for rank in range(trial.world):
                 failed = stage.all_of(rank, "failed")
                 scene.must(
                     [each["kind"] for each in failed] == ["NonFiniteError"]
-                    and f"rank {trial.victim}" in failed[0]["text"],
-                    f"rank {rank} did not raise NonFiniteError with the rank: {failed}",
+                    and guilty in failed[0]["text"],
+                    f"rank {rank} did not raise NonFiniteError with {guilty}: {failed}",
                 )
 
 

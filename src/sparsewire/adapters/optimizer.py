@@ -114,7 +114,7 @@ class SparseUpdates(Attached):
         check_whole("every", every, 1)
         check_whole("delay", delay, 0, 1)
         ahead = check_ahead(step_ahead, chosen, intra_node is not None)
-        check_outer(outer, parameters)
+        check_outer(outer, optimizers, parameters)
         check_nonfinite(on_nonfinite)
         scaler = check_scaler(scaler)
         audit = Audit(audit_every)

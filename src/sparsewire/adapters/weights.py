@@ -231,8 +231,10 @@ class Weights:
         self.shows_shared, self._aside = False, None
 
 
-def check_outer(outer: object, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Raise unless an outer optimizer steps all parameters, in sufficient precision."""
+def check_outer(
+    outer: object, inner: Sequence[object], parameters: Mapping[str, nn.Parameter]
+) -> None:
+    """Raise unless an outer optimizer is one of its own and steps all parameters precisely."""
     if outer is None:
         return
     if not isinstance(outer, torch.optim.Optimizer):
@@ -240,6 +242,12 @@ def check_outer(outer: object, parameters: Mapping[str, nn.Parameter]) -> None:
             f"outer must be an optimizer over the model's parameters, such as "
             f"torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True), "
             f"not {' '.join(f'{outer!r:.60}'.split())}"
+        )
+    if any(outer is each for each in inner):
+        raise AttachError(
+            "outer is the optimizer that trains, which would then take additional steps. Pass a "
+            "second one, such as torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.6, "
+            "nesterov=True)"
         )
     stepped = {id(p) for group in outer.param_groups for p in group["params"]}
     missing = [name for name, p in parameters.items() if id(p) not in stepped]

@@ -76,6 +76,17 @@ def test_slow_links_where_they_can_be_had(
     ]
 
 
+def test_the_next_command_can_be_copied(
+    asked: list[BenchTrain], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`make demo` starts the program by a path that is not on PATH."""
+    monkeypatch.setattr(home, "obstacle", lambda: None)
+    monkeypatch.setattr("sys.argv", [".venv/bin/sparsewire", "demo"])
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert home.demo(Demo(out=Path("here"))) == 0
+    assert "next: .venv/bin/sparsewire explain" in capsys.readouterr().out
+
+
 def test_loopback_and_the_reason_elsewhere(
     asked: list[BenchTrain], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

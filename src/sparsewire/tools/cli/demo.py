@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 from sparsewire.report import human_bytes
 
@@ -37,7 +39,7 @@ _SHOWN = {
         "twice: dense, then with a sparse scheme. It takes about 4 minutes on 2 cores.",
     ),
 }
-_NEXT = """next: sparsewire explain "TopK(0.01)" --params 11e6 --workers 8"""
+_NEXT = """next: {} explain "TopK(0.01)" --params 11e6 --workers 8"""
 
 
 def demo(options: Demo) -> int:
@@ -58,8 +60,15 @@ def demo(options: Demo) -> int:
     results = run(asked, "sparsewire demo")
     race = Race(results)
     ending = [f"picture: {options.out / 'train.png'}", f"report: {options.out / 'report.html'}"]
-    tell(results, asked, [table(race), conclusion(race), *ending, _NEXT])
+    tell(results, asked, [table(race), conclusion(race), *ending, _NEXT.format(_program())])
     return 0
+
+
+def _program() -> str:
+    """Return how to start this program: by its name, or by its path if that is not found."""
+    started = sys.argv[0]
+    is_found = shutil.which("sparsewire") is not None or Path(started).name != "sparsewire"
+    return "sparsewire" if is_found else started
 
 
 def conclusion(race: Race) -> str:
