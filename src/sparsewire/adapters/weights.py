@@ -234,7 +234,7 @@ class Weights:
 def check_outer(
     outer: object, inner: Sequence[object], parameters: Mapping[str, nn.Parameter]
 ) -> None:
-    """Raise unless an outer optimizer is one of its own and steps all parameters precisely."""
+    """Raise unless `outer` is a second optimizer that steps all parameters, precisely enough."""
     if outer is None:
         return
     if not isinstance(outer, torch.optim.Optimizer):
